@@ -7,7 +7,7 @@
 In: commits. Each is checked out into a worktree in --out and runs in this environment. Out: one row per attack:
 `holds`, or `FALLS` and what happened, or `not run` and the reason, for each version; exit status 1 unless every attack
 holds in the working tree. Attacks use commands, HTTP and files, and a few lines of Python where there is nothing else,
-so that they mean the same in every version. Code that an attack smuggles in only creates a file in a temporary folder.
+so that they mean the same in every version. Code that an attack injects only creates a file in a temporary folder.
 About five minutes per version on two slow cores.
 """
 

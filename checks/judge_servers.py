@@ -29,9 +29,9 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.driver import Driver
-from stepladder.judges.llm.spend.budget import SPEND, max_usage, open_judge_engine
-from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.prices import Budget
+from stepladder.engines.spend.budget import SPEND, max_usage, open_paid_engine
+from stepladder.engines.spend.ledger import Ledger
+from stepladder.engines.spend.prices import Budget
 
 #: Questions of a session, and of the first; their maximum reply, and the client's patience in seconds.
 QUESTIONS, FIRST_QUESTIONS, MAX_TOKENS, TIMEOUT = 16, 2, 20, 0.5
@@ -287,7 +287,7 @@ def judge(url: str, folder: Path, session: int) -> None:
     options: dict[str, Any] = {"url": url, "timeout": TIMEOUT, "max_retries": 2, "backoff": 0.01, "concurrency": 4}
     with (
         suppress(StepladderError),
-        closing(open_judge_engine("m", folder, budget=budget, **options)) as engine,
+        closing(open_paid_engine("m", folder, budget=budget, **options)) as engine,
     ):
         Driver(engine).run([partial(asking, question(session, number)) for number in range(count)])
     os._exit(0)

@@ -41,7 +41,7 @@ def lone_surrogate(version: Version, folder: Path) -> str | None:
 
 
 def prompts(version: Version, folder: Path, agent: str, question: str, text: str) -> str:
-    """All that a model is told when it answers a question and this passage is found."""
+    """Every prompt that the model receives for a question whose search returns this passage."""
     told: list[str] = []
 
     def answer(_: str, body: dict[str, Any]) -> tuple[int, object]:

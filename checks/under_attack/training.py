@@ -20,7 +20,7 @@ UPDATES, EVERY = 24, 6
 
 
 def recipe(version: Version, folder: Path) -> Path:
-    """A short training of a very small model, as a file."""
+    """Write a recipe that trains a very small model for a few updates; returns its path."""
     stage = {"questions": UPDATES, "num_train_epochs": 2, "batch_size": 2, "eval_steps": EVERY, "dev_questions": 0}
     plain = {
         "policy": "tiny",

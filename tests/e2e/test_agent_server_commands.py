@@ -31,11 +31,11 @@ def test_the_command_serves_a_model_until_it_is_asked_to_end() -> None:
             answer = client.chat.completions.create(
                 model="outer", messages=[{"role": "user", "content": "Who?"}], max_tokens=400
             )
-            assert (
-                answer.choices[0].message.content == "No answer: the model's output did not match the agent's format."
-            )
+            assert answer.choices[0].message.content == "Velm"
             trace: Any = answer.choices[0].message.model_extra["stepladder"]  # type: ignore[index]
-            assert (trace["steps"][0]["action"], trace["steps"][0]["content"]) == ("malformed", "Velm"), "what it said"
+            assert (trace["steps"][0]["action"], trace["steps"][0]["content"]) == ("answer", "Velm"), (
+                "an answer without tags"
+            )
             assert answer.usage is not None
             assert answer.usage.completion_tokens > 0
             headers = {"authorization": "Bearer open-sesame"}

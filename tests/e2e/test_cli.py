@@ -124,21 +124,11 @@ def test_a_corpus_becomes_an_index_and_answers_questions(
     questions.write_text(json.dumps(line) + "\n")
     code, printed, _ = run(capsys, "eval", "--data", str(questions), "--index", folder, "--json")
     assert json.loads(printed)["em"]["mean"] == 1.0
-    code, printed, _ = run(
-        capsys,
-        "ask",
-        "Who designed it?",
-        "--index",
-        folder,
-        "--engine",
-        "transformers",
-        "--model",
-        "tiny",
-        "--max-tokens",
-        "5",
-    )
-    assert code == 0
-    assert "token_limit" in printed
+    asked = ["ask", "Who designed it?", "--index", folder, "--engine", "transformers", "--model", "tiny"]
+    for how, end in ([], "forced after"), (["--format", "strict"], "token_limit"):
+        code, printed, _ = run(capsys, *asked, "--max-tokens", "5", *how)
+        assert code == 0
+        assert end in printed
 
 
 @pytest.mark.parametrize(
@@ -310,7 +300,7 @@ def test_a_terminal_without_unicode_gets_question_marks(tmp_path: Path) -> None:
 
 def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "stepladder", "doctor", "--json"]
+        command = [sys.executable, "-m", "stepladder", "recipes"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "No space left" in done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepladder.judges.llm.spend.budget import BudgetExhausted
+from stepladder.engines.spend.budget import BudgetExhausted
 from tests.support import ROOT, openai_server
 from tests.support.openai_server import Answer, Server, says
 from tests.support.paid_calls import Till, calls, content, opened, run

@@ -26,7 +26,7 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
             "device": "cpu",
             "stages": {
                 "warm": {"kind": "sft", "questions": 16, "num_train_epochs": 2, "learning_rate": 1e-3, **quick},
-                "rank": {"questions": 12, "n": 4, "temperature": 0.6},
+                "rank": {"questions": 8, "n": 4, "temperature": 0.6},
                 "pairs": {"judge": "rank", "per_state": 1},
                 "imitated": {
                     "kind": "sft",
@@ -37,8 +37,8 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
                     **quick,
                 },
                 "prm": {"policy": "warm", "num_train_epochs": 0.5, "batch_size": 2},
-                "reranked": {"kind": "rank", "policy": "warm", "judge": "prm", "questions": 4, "n": 2},
-                "after": {"kind": "eval", "policy": "imitated", "limit": 4, "guide": {"n": 2}},
+                "reranked": {"kind": "rank", "policy": "warm", "judge": "prm", "questions": 2, "n": 2},
+                "after": {"kind": "eval", "policy": "imitated", "limit": 2, "guide": {"n": 2}},
             },
         }
     )
@@ -48,9 +48,9 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
     assert stages["reranked"].inputs == {"policy": "warm", "reward": "prm"}
     assert stages["after"].inputs == {"policy": "imitated", "reward": "prm"}
     trees = list(read_trees(tmp_path / "run" / "rank" / "trees.jsonl.gz"))
-    assert len(trees) == 12
-    assert stages["rank"].summary["trees"] == 12
-    assert 0 < stages["imitated"].summary["transcripts"] <= 12
+    assert len(trees) == 8
+    assert stages["rank"].summary["trees"] == 8
+    assert 0 < stages["imitated"].summary["transcripts"] <= 8
     for tree in read_trees(tmp_path / "run" / "reranked" / "trees.jsonl.gz"):
         assert all(0 < node.value < 1 for node in tree.nodes[1:])
     warm, questions = stages["warm"].summary["asked"], {tree.question.id for tree in trees}

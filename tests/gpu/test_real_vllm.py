@@ -9,9 +9,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from stepladder.core.requests import Generation, Sampling
-from stepladder.core.trace import Segment
+from stepladder.agents import make_agent
+from stepladder.core.grammars.grammar import Constraint
+from stepladder.core.requests import Finish, Generate, Generation, Sampling
+from stepladder.core.trace import ActionKind, Question, Segment, Trajectory
 from stepladder.engines.base import check_engine
+from stepladder.engines.transformers.constrained import unpack_bits
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.vllm import VLLMEngine
 from stepladder.train.loop.rollout_engine import merged_weights
@@ -53,6 +56,32 @@ def test_greedy_text_parts_from_transformers_only_at_close_calls(real: tuple[VLL
                 break
     assert sum(gaps) / len(gaps) < 0.06
     assert apart < len(pairs)
+
+
+def test_vllm_keeps_a_grammar_and_reports_log_probs_over_the_allowed_tokens(
+    real: tuple[VLLMEngine, TransformersEngine],
+) -> None:
+    ours, theirs = real
+    agent = make_agent("search-r1")
+    start = Trajectory(Question("q", "Who designed the tower of Orm?", ()), agent.name)
+    requests = [
+        Generate(agent.render(start), agent.stops, Sampling(1.0, max_tokens=160), seed, grammar=agent.grammar(start))
+        for seed in range(16)
+    ]
+    gaps: list[float] = []
+    for reply in written(ours, *requests):
+        tokens, prompt_tokens = reply.written.tokens, [token for each in reply.context for token in each.tokens]
+        if reply.finish is not Finish.LENGTH:
+            assert agent.parse(reply.text, start).kind is not ActionKind.MALFORMED
+        allowed = theirs.grammar_masks.of(Constraint.loads(reply.written.grammar), tokens)
+        with torch.no_grad():
+            ids = torch.tensor([[*prompt_tokens, *tokens]], device=theirs.device)
+            logits_TV = theirs.model(input_ids=ids).logits[0, len(prompt_tokens) - 1 : -1].float()
+        allowed_TV = unpack_bits(allowed, logits_TV.shape[1], theirs.device)
+        logps_TV = logits_TV.masked_fill(~allowed_TV, -torch.inf).log_softmax(-1)
+        expected = logps_TV.gather(1, ids[0, len(prompt_tokens) :, None])[:, 0].tolist()
+        gaps += [abs(p - q) for p, q in zip(reply.written.logprobs, expected)]
+    assert sum(gaps) / len(gaps) < 0.06
 
 
 def test_vllm_takes_the_weights_of_a_trainer(real: tuple[VLLMEngine, TransformersEngine], tmp_path: Path) -> None:

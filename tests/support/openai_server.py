@@ -3,7 +3,8 @@
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -37,6 +38,12 @@ def says(text: Any, finish: str | None = "stop", *, usage: Any = None, **choice:
     )
 
 
+def says_all(texts: Sequence[str], *, usage: Any = None) -> Answer:
+    """A completion with several choices."""
+    choices = [says(text).body["choices"][0] | {"index": number} for number, text in enumerate(texts)]
+    return Answer(body={"choices": choices, "usage": usage})
+
+
 def fails(status: int, message: str = "", *, headers: dict[str, str] | None = None, **error: Any) -> Answer:
     return Answer(status, {"error": {"message": message, **error}}, headers or {})
 
@@ -48,8 +55,12 @@ class Server:
     answer: Callable[[dict[str, Any], int], Answer] = lambda body, n: says("fine")
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    #: The requests that got an answer.
+    answered: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    #: A killed server: open connections break, new ones are refused.
+    dead: bool = False
     headers: list[dict[str, str]] = field(default_factory=list)
     #: Bytes that were sent without end.
     sent: int = 0
@@ -73,6 +84,10 @@ class Server:
             self.peak = max(self.peak, self.in_flight)
             self.lock.notify_all()
         answer = self.answer(body, number)
+        if self.dead:
+            handler.close_connection = True
+            return
+        self.answered.append(body)
         payload = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
         with self.lock:
             self.in_flight -= 1  # before the answer leaves: the client may call again as soon as it has it
@@ -90,6 +105,13 @@ class Server:
         handler.wfile.write(payload[: len(payload) // 2] if answer.breaks_off else payload)
         handler.close_connection = answer.breaks_off
 
+    def die(self) -> None:
+        """From now on it is gone, as after kill -9."""
+        self.dead = True
+        self.close_listener()
+
+    close_listener: Callable[[], None] = lambda: None
+
     def hang(self) -> Answer:
         self.over.wait(20)
         return says("too late")
@@ -99,11 +121,9 @@ class Server:
             assert self.lock.wait_for(condition, timeout=10)
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """A server on a free port."""
     state = Server()
 
     class Handler(BaseHTTPRequestHandler):
@@ -128,8 +148,24 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
         state.url = f"http://127.0.0.1:{http.server_port}/v1"
+        state.close_listener = lambda: http.socket.close()
         yield state
         state.over.set()
         http.shutdown()
         thread.join()
     assert not state.problems
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with running_server() as state:
+        yield state
+
+
+@pytest.fixture
+def second_server(server: Server) -> Iterator[Server]:
+    with running_server() as state:
+        yield state

@@ -9,14 +9,14 @@ from typing import Any
 from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
-from stepladder.judges.llm.spend.budget import (
+from stepladder.engines.spend.budget import (
     TEMPLATE_PER_CALL,
     TEMPLATE_PER_MESSAGE,
     max_usage,
-    open_judge_engine,
+    open_paid_engine,
 )
-from stepladder.judges.llm.spend.prices import Budget
-from stepladder.judges.llm.spend.response_cache import CachedEngine
+from stepladder.engines.spend.prices import Budget
+from stepladder.engines.spend.response_cache import CachedEngine
 from tests.support.openai_server import Answer, Server, says
 
 MOST_WRITTEN = 20
@@ -39,7 +39,7 @@ def calls(count: float) -> Budget:
 
 
 def opened(server: Server, folder: Path, budget: Budget | None = None, **settings: Any) -> CachedEngine:
-    return open_judge_engine(
+    return open_paid_engine(
         "tiny", folder, url=server.url, budget=budget, **{"max_retries": 2, "backoff": 0.001, "timeout": 10} | settings
     )
 

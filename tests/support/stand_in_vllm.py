@@ -9,19 +9,30 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stepladder.engines.transformers.constrained import GrammarMasks, unpack_bits
+from stepladder.engines.transformers.tokenization import Encoding
 
 
 class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
-sampling_params = SimpleNamespace(RequestOutputKind=RequestOutputKind)
+class StructuredOutputsParams(SimpleNamespace):
+    """Only regular expressions."""
+
+    def __init__(self, regex: str) -> None:
+        super().__init__(regex=regex)
+
+
+sampling_params = SimpleNamespace(RequestOutputKind=RequestOutputKind, StructuredOutputsParams=StructuredOutputsParams)
 
 
 class SamplingParams(SimpleNamespace):
-    pass
+    structured_outputs: StructuredOutputsParams | None = None
 
 
 class LoRARequest(SimpleNamespace):
@@ -78,7 +89,14 @@ class _Engine:
             "generator": generator,
             "lora": lora_request,
         }
-        self.requests[name] = state | {"written": [], "logprobs": []}
+        regex = params.structured_outputs and params.structured_outputs.regex
+        if regex and "(?=" in regex:
+            raise ValueError("lookaheads are not supported")
+        self.requests[name] = state | {"written": [], "logprobs": [], "constraint": regex and self._start(regex)}
+
+    def _start(self, regex: str) -> Any:
+        ends = frozenset({self.tokenizer.eos_token_id})
+        return GrammarMasks(Encoding(self.tokenizer), ends).compile(regex)
 
     @torch.inference_mode()
     def step(self) -> list[Any]:
@@ -95,6 +113,9 @@ class _Engine:
     def _token(self, state: dict[str, Any]) -> str | None:
         params, written = state["params"], state["written"]
         logits = self.model(torch.tensor([state["ids"] + written])).logits[0, -1].float()
+        if state["constraint"]:
+            bits = np.frombuffer(state["constraint"].compute_bitmask(), dtype=np.uint8)
+            logits = logits.masked_fill(~unpack_bits([bits], len(logits), logits.device)[0], -torch.inf)
         logprobs = logits.log_softmax(-1)
         if params.temperature == 0:
             token = int(logits.argmax())
@@ -102,6 +123,8 @@ class _Engine:
             assert params.top_p == 1.0
             token = int(torch.multinomial((logits / params.temperature).softmax(-1), 1, generator=state["generator"]))
         written.append(token)
+        if state["constraint"]:
+            state["constraint"].consume_token(token)
         state["logprobs"].append({token: SimpleNamespace(logprob=float(logprobs[token]))})
         text = self.tokenizer.decode(written, skip_special_tokens=params.skip_special_tokens)
         if token in params.stop_token_ids or any(stop in text for stop in params.stop or ()):

@@ -7,27 +7,42 @@ means adding a file here.
 from functools import cache
 from importlib import import_module
 from inspect import isclass
+from pathlib import Path
 from pkgutil import iter_modules
 
 from stepladder.agents.agent_file import Check, load_agent
 from stepladder.agents.agent_trust import is_agent_file, name_agent
 from stepladder.agents.base import Agent
+from stepladder.agents.formats.custom_texts import with_texts
+from stepladder.agents.formats.play import Format, Play
 from stepladder.core.io.files import expand_path
 from stepladder.core.registry import Registry
 
-__all__ = ["AGENTS", "Agent", "is_agent_file", "make_agent", "name_agent"]
+__all__ = ["AGENTS", "Agent", "Format", "Play", "is_agent_file", "make_agent", "name_agent"]
 
 #: The built-in agents by name. The package is scanned on first access.
 AGENTS: Registry[type[Agent]]
 
 
-def make_agent(name: str, check: Check | None = None) -> Agent:
+def make_agent(
+    name: str,
+    check: Check | None = None,
+    *,
+    play: Play | None = None,
+    prompt: Path | None = None,
+    hint: Path | None = None,
+) -> Agent:
     """Build an agent by name, or from a Python file (`my_agent.py`).
+
+    `play` is how its text is read, by default strictly: `Play.of("lenient")` for a model that was not trained on the
+    format. `prompt` and `hint` are files that replace its texts (`formats/custom_texts.py`).
 
     Building an agent from a file executes that file, which the user must have named (`name_agent`) or trusted. `check`
     (`stepladder.oracle.agent_check.check_agent`) then tests it; built-in agents are not tested.
     """
-    return load_agent(expand_path(name), check) if is_agent_file(name) else _scan().get(name)()
+    agent = load_agent(expand_path(name), check) if is_agent_file(name) else _scan().get(name)()
+    agent = agent if play is None else agent.playing(play)
+    return agent if prompt is None and hint is None else with_texts(agent, prompt, hint)
 
 
 @cache

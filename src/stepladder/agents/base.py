@@ -5,6 +5,9 @@ An agent turns a trajectory into the text that a model continues (`render`), and
 is the same everywhere. `write` is the inverse of `parse`: it formats an action as the policy would write it, and makes
 gold transcripts. `oracle/agent_check.py` tests an agent against this interface.
 
+`parse` is the strict format. How an instance is played (`Play`) decides how `read_action` takes text that is not quite
+in it, and what `context` adds to a rendering: a hint after a slip, a demand for the answer at a limit.
+
 Retrieved text is data. A passage or a question cannot open a tag, close one or contain a control token: `neutralize`
 removes them, and only text that the policy wrote is parsed.
 """
@@ -12,14 +15,23 @@ removes them, and only text that the policy wrote is parsed.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
+from stepladder.agents.formats.lenient import answer_in, before_observation, untagged
+from stepladder.agents.formats.play import Format, Play
+from stepladder.core.errors import StepladderError
+from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.io.yaml_tables import read_table
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Trajectory
 
 #: The prompts of the built-in agents by name: one text, or one per state.
 PROMPTS: dict[str, Any] = read_table(Path(__file__).with_name("prompts.yaml"))
+#: What the environment says after a slip (`hint`) and when only the answer may follow (`demand`), by name.
+HINTS: dict[str, dict[str, str]] = read_table(Path(__file__).with_name("hints.yaml"))
 
 
 class Agent(ABC):
@@ -34,6 +46,17 @@ class Agent(ABC):
     stops: ClassVar[tuple[str, ...]]
     #: Whether a step's context contains the thoughts of earlier steps. If not, every step has to plan from scratch.
     remembers_thoughts: ClassVar[bool] = True
+    #: Whether a thought comes before an action, and the tag around it, if it has one.
+    thinks: ClassVar[bool] = True
+    thought_tag: ClassVar[str] = ""
+    #: How a turn, a query and an answer begin, for priming; empty if turns begin with free text.
+    turn_opening: ClassVar[str] = ""
+    query_opening: ClassVar[str] = ""
+    answer_opening: ClassVar[str] = ""
+    #: How this instance is played. `playing` makes another one.
+    play: Play = Play()
+    #: Strings that open an observation, which only the environment writes: text after them is not read.
+    observation_openings: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
@@ -51,6 +74,120 @@ class Agent(ABC):
         """The query to run before the first step, for agents that always search first; None for the others."""
         return None
 
+    def expected(self, trajectory: Trajectory) -> frozenset[ActionKind]:  # noqa: ARG002
+        """The kinds of action that may follow."""
+        return self.kinds
+
+    def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar | None:  # noqa: ARG002
+        """What the policy may write next, if decoding is constrained: a part of what `parse` accepts. None: no grammar.
+
+        `forced`: it has to be the answer.
+        """
+        return None
+
+    def constraint(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar | None:
+        """The grammar of the next step in the constrained format; None in the others."""
+        return self.grammar(trajectory, forced=forced) if self.play.format is Format.CONSTRAINED else None
+
+    def due(self, trajectory: Trajectory, *, forced: bool) -> frozenset[ActionKind]:
+        """The kinds of action that may follow, or only the answer if it is `forced`."""
+        return frozenset({ActionKind.ANSWER}) if forced else self.expected(trajectory)
+
+    def find_action(self, text: str, trajectory: Trajectory) -> Action | None:  # noqa: ARG002
+        """The first complete action in text outside the strict format; None if there is none. Never raises."""
+        return None
+
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """All tags of the format."""
+        return ()
+
+    def playing(self, play: Play, *, hint: str | None = None) -> Self:
+        """This agent, played in another way, with another hint if one is given."""
+        if play.format is Format.CONSTRAINED and type(self).grammar is Agent.grammar:
+            raise StepladderError(f"agent '{self.name}' has no grammar, which format: constrained needs; use lenient")
+        other = copy(self)
+        vars(other).update({"play": play} if hint is None else {"play": play, "hint": hint})
+        return other
+
+    @cached_property
+    def hint(self) -> str:
+        """What the environment says after a slip. It cannot be read as an action."""
+        return HINTS.get(self.name.removesuffix("-brief"), HINTS["others"])["hint"]
+
+    @cached_property
+    def demand(self) -> str:
+        """What the environment says when only the answer may follow."""
+        return HINTS.get(self.name.removesuffix("-brief"), HINTS["others"])["demand"]
+
+    def opening(self, trajectory: Trajectory, *, forced: bool) -> str:
+        """What the environment writes at the beginning of the policy's turn; nothing after the policy's own text.
+
+        A policy that has only slipped so far is led to a search.
+        """
+        if not self.play.opens_turns:
+            return ""
+        if forced:
+            return self.answer_opening
+        last = trajectory.steps[-1].action.kind if trajectory.steps else None
+        if last is ActionKind.MALFORMED and trajectory.slips == len(trajectory.steps) and self.query_opening:
+            return self.query_opening
+        return self.turn_opening if last in (None, ActionKind.QUERY, ActionKind.MALFORMED) else ""
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings of the format that is played. In the strict one nothing else ends a generation."""
+        return self.stops if self.play.format is Format.STRICT else (*self.stops, *self.observation_openings)
+
+    def context(self, trajectory: Trajectory, *, forced: bool = False) -> tuple[Segment, ...]:
+        """What the policy reads next: the rendering; after a slip a hint; for a `forced` answer a demand for it.
+
+        A demand repeats the question, which long passages may have pushed far away. The context ends with the opening
+        of the turn, if turns are primed.
+        """
+        demand = f"{self.demand} The question is: {question_line(trajectory.question.text)}"
+        note, times = (demand, 1) if forced else (self.hint, _newest_slips(trajectory))
+        return self.opened(with_note(self.render(trajectory), note, times), trajectory, forced=forced)
+
+    def opened(self, context: tuple[Segment, ...], trajectory: Trajectory, *, forced: bool) -> tuple[Segment, ...]:
+        """A context with the opening of the policy's turn."""
+        opening = self.opening(trajectory, forced=forced)
+        return (*context, environment_segment(opening)) if opening else context
+
+    def read_action(self, text: str, trajectory: Trajectory, *, forced: bool = False) -> Action:
+        """The action in the policy's text, in the format that is played. `forced`: it has to be the answer.
+
+        What `parse` accepts is the same in every format. `problem` of any other action says what `parse` found wrong.
+        """
+        action, whole = self.parse(text, trajectory), text
+        if action.kind is ActionKind.MALFORMED:
+            whole = self.opening(trajectory, forced=forced) + text
+            action = action if whole == text else self.parse(whole, trajectory)
+        allowed = frozenset({ActionKind.ANSWER}) if forced else None
+        if action.kind is not ActionKind.MALFORMED and (allowed is None or action.kind in allowed):
+            return action
+        problem = action.problem or "expected the answer"
+        if self.play.format is Format.STRICT:
+            return malformed(text, problem)
+        found = self.find_action(before_observation(whole, self.observation_openings), trajectory)
+        if found is None or (allowed is not None and found.kind not in allowed):
+            # The opening is part of a thought in tags, and in no other case of the action.
+            own = before_observation(whole if self.thought_tag else text, self.observation_openings)
+            answers_first = not self.thinks or (forced and whole == self.answer_opening + text != text)
+            found = self._only_action(own, allowed or self.expected(trajectory), answers_first)
+        return malformed(text, problem) if found is None else replace(found, problem=problem)
+
+    def _only_action(self, text: str, expected: frozenset[ActionKind], answers_first: bool) -> Action | None:
+        """Untagged text where only one kind of action may follow."""
+        if len(expected) != 1:
+            return None
+        (kind,) = expected
+        thought, content = untagged(text, self.markup, self.thought_tag)
+        if kind is ActionKind.ANSWER:
+            reasoning, content = answer_in(content, first=answers_first)
+            thought = f"{thought} {reasoning}".strip()
+        return Action(kind, content, thought) if content else None
+
     @property
     def searches(self) -> bool:
         """Whether the agent needs a retriever: it has query actions or an opening query."""
@@ -65,6 +202,12 @@ def brief(agent: type[_AgentT], **prompts: object) -> type[_AgentT]:
     summary = f"{agent.name} without instructions, for a model trained on its format"
     attributes = {"__module__": agent.__module__, "name": f"{agent.name}-brief", "summary": summary, **prompts}
     return type(f"{agent.__name__}Brief", (agent,), attributes)
+
+
+def _newest_slips(trajectory: Trajectory) -> int:
+    """The number of malformed steps since the last action."""
+    kinds = [step.action.kind for step in reversed(trajectory.steps)]
+    return next((n for n, kind in enumerate(kinds) if kind is not ActionKind.MALFORMED), len(kinds))
 
 
 def malformed(text: str, problem: str) -> Action:
@@ -125,6 +268,20 @@ def render_passages(passages: Iterable[Passage]) -> str:
         for number, passage in enumerate(passages, start=1)
     ]
     return "\n".join(map(one_line, lines)) or "Nothing was found."
+
+
+def with_note(context: tuple[Segment, ...], note: str, times: int = 1) -> tuple[Segment, ...]:
+    """A context with a note of the environment: after the policy's text, or at the end of a prompt.
+
+    A prompt that is rendered anew shows the note `times` times: a greedy policy must not read the same prompt twice.
+    """
+    if times < 1:
+        return context
+    *before, last = context
+    line_break = "" if last.text.endswith("\n") else "\n"
+    if any(segment.author is Author.POLICY for segment in context):
+        return (*context, environment_segment(f"{line_break}{note.strip()}\n"))
+    return (*before, prompt_segment(f"{last.text}{line_break}" + f"{note.strip()}\n" * times))
 
 
 def prompt_segment(text: str) -> Segment:

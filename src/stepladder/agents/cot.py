@@ -13,3 +13,6 @@ class CoT(Direct):
     summary: ClassVar[str] = "thinks once, then answers, without searching"
     prompt: ClassVar[str] = PROMPTS["cot"]
     tags: ClassVar[tuple[str, ...]] = ("step", "answer")
+    thinks: ClassVar[bool] = True
+    turn_opening: ClassVar[str] = "<step>"
+    thought_tag: ClassVar[str] = "step"

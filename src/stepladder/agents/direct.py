@@ -3,7 +3,11 @@
 from typing import ClassVar
 
 from stepladder.agents.base import PROMPTS, Agent, malformed, prompt_segment, question_line, render_passages
+from stepladder.agents.formats.json_action import json_action
+from stepladder.agents.formats.lenient import first_block
+from stepladder.agents.formats.step_grammars import block_grammar, tagged_thought
 from stepladder.agents.tags import read_blocks, write_block
+from stepladder.core.grammars.grammar import Grammar, Space
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 
@@ -18,6 +22,14 @@ class Direct(Agent):
     prompt: ClassVar[str] = PROMPTS["direct"]
     #: The blocks that the policy writes, the answer last.
     tags: ClassVar[tuple[str, ...]] = ("answer",)
+    thinks: ClassVar[bool] = False
+    turn_opening: ClassVar[str] = "<answer>"
+    answer_opening: ClassVar[str] = "<answer>"
+
+    def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar:  # noqa: ARG002
+        """The thought, if any, and the answer."""
+        *thoughts, answer = self.tags
+        return block_grammar([part for tag in thoughts for part in tagged_thought(tag)] or [Space()], [answer])
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """Instructions and the question, with the passages of the opening query, if there was one."""
@@ -36,6 +48,19 @@ class Direct(Agent):
         if not answer.content:
             return malformed(text, "empty <answer>")
         return Action(ActionKind.ANSWER, answer.content, "".join(thought.content for thought in thoughts))
+
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """The blocks that the policy writes."""
+        return self.tags
+
+    def find_action(self, text: str, trajectory: Trajectory) -> Action | None:  # noqa: ARG002
+        """The first answer in its tag, or else in RAG-Gym's JSON."""
+        found = first_block(text, ("answer",), self.tags)
+        if found is not None:
+            return Action(ActionKind.ANSWER, found.content, found.thought)
+        action = json_action(text)
+        return action if action is not None and action.kind is ActionKind.ANSWER else None
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
         """The thought, if any, and the answer in their tags."""

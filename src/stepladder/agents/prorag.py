@@ -31,17 +31,23 @@ class ProRAG(TranscriptAgent):
         ActionKind.ANSWER: "answer",
     }
 
+    def expected(self, trajectory: Trajectory) -> frozenset[ActionKind]:
+        """A sub-answer after a query, else a query or the answer."""
+        last = next((step for step in reversed(trajectory.steps) if step.action.kind is not ActionKind.MALFORMED), None)
+        awaits_sub_answer = last is not None and last.action.kind is ActionKind.QUERY
+        return frozenset({ActionKind.SUB_ANSWER} if awaits_sub_answer else {ActionKind.QUERY, ActionKind.ANSWER})
+
     def parse(self, text: str, trajectory: Trajectory) -> Action:
         """A query, sub-answer or answer in the right order, or malformed."""
         action = super().parse(text, trajectory)
         if action.kind is ActionKind.MALFORMED:
             return action
-        awaits_sub_answer = bool(trajectory.steps) and trajectory.steps[-1].action.kind is ActionKind.QUERY
-        if awaits_sub_answer and action.kind is not ActionKind.SUB_ANSWER:
-            return malformed(text, f"<{self.tag_of[action.kind]}> where the <subanswer> to the last query is due")
-        if not awaits_sub_answer and action.kind is ActionKind.SUB_ANSWER:
+        expected = self.expected(trajectory)
+        if action.kind in expected:
+            return action
+        if action.kind is ActionKind.SUB_ANSWER:
             return malformed(text, "<subanswer> without a query before it")
-        return action
+        return malformed(text, f"<{self.tag_of[action.kind]}> where the <subanswer> to the last query is due")
 
 
 ProRAGBrief = brief(ProRAG, prompt=PROMPTS["prorag-brief"])

@@ -6,24 +6,29 @@ Every step is one JSON object:
     {"result": "what the passages answer to the query"}
     {"reasoning": "..", "answer": "the answer"}                   all claims have support: the end
 
+An action needs no more than its own field, "query", "result" or "answer"; prompts for small models leave the draft out.
 The history holds only queries and their results; every step reasons from scratch. Almost valid JSON (a code fence, a
 trailing comma, a missing bracket) is repaired. What cannot be repaired is malformed.
 """
 
 import json
-import math
-from typing import Any, ClassVar
-
-from json_repair import repair_json
+from typing import ClassVar
 
 from stepladder.agents.base import PROMPTS, brief, malformed, one_line
-from stepladder.agents.prompted import PromptedAgent, Prompts, State
+from stepladder.agents.formats.json_action import json_action, read_object
+from stepladder.agents.formats.step_grammars import json_grammar
+from stepladder.agents.prompted import PASSAGES_TAG, PromptedAgent, Prompts, State
+from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.trace import Action, ActionKind, Trajectory
 
 UNKNOWN = "unknown"
-#: In characters. A step is far shorter, and repairing long text is slow.
-_MAX_REPAIR_LENGTH = 20_000
 
+#: The fields of the objects of each kind, in the order in which they are written.
+_FIELDS: dict[ActionKind, tuple[tuple[str, ...], ...]] = {
+    ActionKind.QUERY: (("reasoning", "query"), ("reasoning", "answer", "claim", "query")),
+    ActionKind.SUB_ANSWER: (("result",),),
+    ActionKind.ANSWER: (("reasoning", "answer"),),
+}
 _HISTORY_LINE = {ActionKind.QUERY: "Search: ", ActionKind.SUB_ANSWER: "Result: ", ActionKind.ANSWER: "Answer: "}
 
 
@@ -42,6 +47,13 @@ class ReSearch(PromptedAgent):
     #: JSON strings have no raw line breaks, so this ends an object, whether it has one line or several.
     stops: ClassVar[tuple[str, ...]] = ("}\n",)
     remembers_thoughts: ClassVar[bool] = False
+    answer_opening: ClassVar[str] = ""
+
+    def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar:
+        """An object with the fields of one of the actions that may follow."""
+        due = self.due(trajectory, forced=forced)
+        objects = [fields for kind, every in _FIELDS.items() if kind in due for fields in every]
+        return json_grammar([*objects, ("answer",)] if due == {ActionKind.ANSWER} else objects)
 
     def render_question(self, trajectory: Trajectory) -> str:
         """On one line, because the history has one entry per line."""
@@ -55,7 +67,9 @@ class ReSearch(PromptedAgent):
         """An action that is valid in the current state, or malformed."""
         if not text.strip():
             return malformed(text, "nothing was written")
-        fields = _read_object(text)
+        if f"<{PASSAGES_TAG}>" in text.partition("{")[0]:
+            return malformed(text, f"<{PASSAGES_TAG}> is not for the policy to write")
+        fields = read_object(text)
         if isinstance(fields, str):
             return malformed(text, fields)
         state = self.state(trajectory)
@@ -69,6 +83,18 @@ class ReSearch(PromptedAgent):
             thoughts.append(fields.get("claim", ""))
         return Action(kind, fields[self.tag_of[kind]], " ".join(filter(None, thoughts)))
 
+    def opening(self, trajectory: Trajectory, *, forced: bool) -> str:
+        """The beginning of an object."""
+        if not self.play.opens_turns:
+            return ""
+        due = self.due(trajectory, forced=forced)
+        field = "reasoning" if len(due) > 1 else self.tag_of[next(iter(due))]
+        return f'{{"{field}": "'
+
+    def find_action(self, text: str, trajectory: Trajectory) -> Action | None:
+        """The first object with an action, also by RAG-Gym's field names; a result only where one is due."""
+        return self.fitting(json_action(text), trajectory)
+
     def write(self, action: Action, trajectory: Trajectory) -> str:
         """An object on one line. While searching, the drafted answer is "unknown"."""
         fields: dict[str, str] = {}
@@ -80,33 +106,3 @@ class ReSearch(PromptedAgent):
 
 
 ReSearchBrief = brief(ReSearch, prompts=PROMPTS["research-brief"])
-
-
-def _read_object(text: str) -> dict[str, str] | str:
-    """The text fields of a JSON object, or a description of the problem."""
-    begin = text.find("{")
-    if begin < 0:  # repair_json would turn any text into an object
-        return "no JSON object"
-    try:
-        found, end = json.JSONDecoder().raw_decode(text, begin)
-        if "{" in text[end:]:
-            return "more than one JSON object"
-    except (ValueError, RecursionError):
-        if len(text) > _MAX_REPAIR_LENGTH:
-            return f"not JSON, and too long to repair: {len(text):,} characters"
-        try:
-            found = repair_json(text[begin:], return_objects=True, skip_json_loads=True)
-        except (ValueError, RecursionError) as error:
-            return f"not JSON, and beyond repair: {error}"
-    if not isinstance(found, dict):
-        return f"expected a JSON object, found {type(found).__name__}"
-    return {str(name): text for name, value in found.items() if (text := _text(value))}
-
-
-def _text(value: Any) -> str:
-    """A string or number as text; empty for all other JSON values."""
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return ""
-    return str(value)

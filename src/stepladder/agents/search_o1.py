@@ -7,8 +7,9 @@ the query becomes part of the history. A step is free thought and then `<search>
 from typing import ClassVar
 
 from stepladder.agents.base import PROMPTS, brief
+from stepladder.agents.formats.json_action import json_action
 from stepladder.agents.prompted import PromptedAgent, Prompts
-from stepladder.core.trace import ActionKind
+from stepladder.core.trace import Action, ActionKind, Trajectory
 
 
 class SearchO1(PromptedAgent):
@@ -22,6 +23,10 @@ class SearchO1(PromptedAgent):
         ActionKind.SUB_ANSWER: "result",
         ActionKind.ANSWER: "answer",
     }
+
+    def find_action(self, text: str, trajectory: Trajectory) -> Action | None:
+        """A block, or else RAG-Gym's JSON."""
+        return super().find_action(text, trajectory) or self.fitting(json_action(text), trajectory)
 
 
 SearchO1Brief = brief(SearchO1, prompts=PROMPTS["search-o1-brief"])

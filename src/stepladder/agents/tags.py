@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stepladder.agents.base import Agent, environment_segment, malformed, prompt_segment, question_line, render_passages
+from stepladder.agents.formats.lenient import first_block
+from stepladder.agents.formats.step_grammars import block_grammar, tagged_thought
+from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 
@@ -16,9 +19,22 @@ class TaggedAgent(Agent):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "passages_tag" in vars(cls):  # a transcript, in which every turn begins with a tagged thought
+            cls.observation_openings = (f"<{vars(cls)['passages_tag']}>",)
+            cls.turn_opening = f"<{cls.thought_tag}>"
+            cls.query_opening = f"<{cls.tag_of[ActionKind.QUERY]}>" if ActionKind.QUERY in cls.tag_of else ""
         if "tag_of" in vars(cls):
             cls.kinds = vars(cls).get("kinds", frozenset(cls.tag_of))
+            cls.answer_opening = vars(cls).get("answer_opening", f"<{cls.tag_of.get(ActionKind.ANSWER, 'answer')}>")
             cls.stops = vars(cls).get("stops", tuple(f"</{tag}>" for tag in cls.tag_of.values()))
+
+    def find_action(self, text: str, trajectory: Trajectory) -> Action | None:  # noqa: ARG002
+        """The first block of an action, whatever is around it."""
+        found = first_block(text, tuple(self.tag_of.values()), self.markup)
+        if found is None:
+            return None
+        kinds = {tag: kind for kind, tag in self.tag_of.items()}
+        return Action(kinds[found.tag], found.content, found.thought)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +92,6 @@ class TranscriptAgent(TaggedAgent):
 
     #: Instructions, with a slot for the question.
     prompt: ClassVar[str]
-    thought_tag: ClassVar[str]
     #: The tag around retrieved passages.
     passages_tag: ClassVar[str]
 
@@ -84,6 +99,17 @@ class TranscriptAgent(TaggedAgent):
     def tags(self) -> tuple[str, ...]:
         """All tags of the grammar."""
         return (self.thought_tag, self.passages_tag, *self.tag_of.values())
+
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """All tags of the grammar."""
+        return self.tags
+
+    def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar:
+        """A thought and one of the actions that may follow."""
+        due = self.due(trajectory, forced=forced)
+        tags = [tag for kind, tag in self.tag_of.items() if kind in due]
+        return block_grammar(tagged_thought(self.thought_tag), tags)
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The transcript so far, with the passages of the last query appended."""

@@ -4,11 +4,12 @@ In: option groups as typed, and a run. Out: an `AgentSetup` with settings, engin
 driver.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -17,10 +18,20 @@ from stepladder.cli.options import (
     DEFAULTS,
     MODELS_HELP,
     AgentName,
+    Api,
+    BaseURL,
+    Concurrency,
     DataName,
+    FormatName,
+    GrammarKind,
+    HintFile,
     IndexName,
+    PolicyBudget,
+    Prices,
+    PromptFile,
     SharedTopK,
     SharedWorldSeed,
+    Timeout,
     TrustAgent,
 )
 from stepladder.cli.recipes import output_of
@@ -43,6 +54,7 @@ from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import REWARD
 
 _LIMITS = DEFAULTS.episode
+_SERVER_OPTIONS = ("base_url", "api", "concurrency", "timeout", "grammar", "policy_budget", "prices")
 PolicyStage = Annotated[
     str | None, option("NAME", "With --run: the stage whose policy is used.", "the best on dev questions")
 ]
@@ -56,6 +68,30 @@ class AgentOptions(OptionGroup):
 
     agent: AgentName = None
     trust_agent: TrustAgent = None
+    format: FormatName = None
+    max_format_errors: Annotated[
+        int | None, option("N", "Malformed steps that are answered with a hint.", "2; 0 if strict", min=0)
+    ] = None
+    force_answer: Annotated[
+        bool | None,
+        typer.Option(
+            "--force-answer/--no-force-answer",
+            help="Ask once for the answer where an episode would end without one. (default: on, off if strict)",
+        ),
+    ] = None
+    max_searches: Annotated[int | None, option("N", "Maximum searches; then the answer is due.", "none", min=1)] = None
+    prime: Annotated[
+        bool | None,
+        typer.Option(
+            "--prime/--no-prime",
+            help="Begin the model's turns for it, as in <step>. (default: on; off if strict or with --base-url)",
+        ),
+    ] = None
+    prompt: PromptFile = None
+    hint: HintFile = None
+    chat_options: Annotated[
+        str | None, option("JSON", "Variables of the chat template: '{\"enable_thinking\": false}'.", "none")
+    ] = None
     engine: Annotated[
         str | None,
         option(
@@ -74,12 +110,10 @@ class AgentOptions(OptionGroup):
         ),
     ] = None
     stage: PolicyStage = None
-    base_url: Annotated[
-        str | None, option("URL", "URL of an OpenAI-compatible server: http://localhost:8000/v1 ...", "no server")
-    ] = None
-    api: Annotated[
-        Literal["chat", "completions"] | None, option("NAME", "Endpoint of the server: chat or completions.", "chat")
-    ] = None
+    base_url: BaseURL = None
+    api: Api = None
+    policy_budget: PolicyBudget = None
+    prices: Prices = None
     device: Annotated[str | None, option("NAME", "auto, cpu, cuda or cuda:N.", DEFAULTS.device)] = None
     dtype: Annotated[str | None, option("NAME", "auto, fp32 or bf16.", DEFAULTS.dtype)] = None
     batch_size: Annotated[
@@ -89,7 +123,9 @@ class AgentOptions(OptionGroup):
         str | None,
         option("SIZE", "Main memory of all caches together, such as 2GB.", "1/8 of the free memory, at most 4 GiB"),
     ] = None
-    concurrency: Annotated[int | None, option("N", "Maximum concurrent requests to a server.", 32, min=1)] = None
+    concurrency: Concurrency = None
+    timeout: Timeout = None
+    grammar: GrammarKind = None
     data: DataName = None
     index: IndexName = None
     topk: SharedTopK = None
@@ -187,8 +223,14 @@ class AgentSetup:
         folder = RunFolder.open(run) if run is not None else None
         guide = sampling.guide_config(guided)
         engine, model, choice = _engine_and_model(folder, options)
-        typed = {**options.typed(), "engine": None}  # shared settings know no servers and no oracle
-        context = RunContext(agent_config(folder, options.model, typed))
+        typed = {**options.typed(), "engine": engine if engine == "openai" else None}
+        if engine != "openai":  # refused below
+            typed = {name: value for name, value in typed.items() if name not in _SERVER_OPTIONS}
+        if options.chat_options is not None:
+            typed["chat_options"] = _chat_options(options.chat_options)
+        # The oracle always keeps to the format; who serves an agent wants answers.
+        prompted = False if engine == ORACLE else True if engine == "openai" or "port" in others else None
+        context = RunContext(agent_config(folder, options.model, typed), prompted=prompted, remote=engine == "openai")
         temperature = guide.temperature if guide is not None else sampling.temperature or 0.0
         limits = context.episode(temperature, **given(top_p=sampling.top_p))
         setup = cls(options, context, engine, model, limits, guide, sampling.reward_model(folder), choice)
@@ -204,13 +246,14 @@ class AgentSetup:
         process = model if oracle else "with a server: it is a setting of models in this process"
         rules = (
             ("base_url", local, f"with --engine {self.engine}: leave out one of them"),
-            ("api concurrency", not server, "without a server: add --base-url URL"),
-            ("max_tokens top_p", oracle, model),
+            ("api concurrency timeout grammar policy_budget", not server, "without a server: add --base-url URL"),
+            ("max_tokens top_p format max_format_errors force_answer prime prompt hint chat_options", oracle, model),
             ("temperature", oracle and self.guide is None, model),
             ("batch_size", not local, process),
             ("device dtype", not local and self.reward is None, process),  # a reward model uses them too
             # Clients of a server may choose another temperature.
             ("top_p", greedy and "port" not in typed, "at temperature 0, which is greedy: add --temperature 1"),
+            ("prices", not {"policy_budget", "answer_judge"} & typed.keys(), "without a budget: add --policy-budget"),
             ("overwrite", "out" not in typed, "without --out DIR: nothing is saved"),
         )
         for names, unused, why in rules:
@@ -236,15 +279,24 @@ class AgentSetup:
         return self.guide is None or self.guide.guide().strategy == "actions"
 
     @contextmanager
-    def driver(self, in_flight: int | None = None) -> Iterator[Driver]:
-        """A driver with retriever, engine and step scorer, all closed at the end."""
-        options, context = self.options, self.context
-        server = given(base_url=options.base_url, api=options.api, concurrency=options.concurrency)
+    def driver(self, in_flight: int | None = None, folder: Path | None = None) -> Iterator[Driver]:
+        """A driver with retriever, engine and step scorer, all closed at the end. `folder`: of paid replies."""
+        context = self.context
         with closing(context):
             retriever = context.retriever
             scorer = self.guide.scorer(context, self.reward) if self.guide else None
-            with context.engine(self.model, self.engine, **server) as engine:
+            with context.engine(self.model, self.engine, folder=folder) as engine:
                 yield Driver(engine, retriever, scorer, **given(in_flight=in_flight))
+
+
+def _chat_options(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise StepladderError(f"--chat-options: expected a JSON object such as '{{\"a\": false}}', found {text[:60]!r}")
+    return found
 
 
 def say_upper_bound(

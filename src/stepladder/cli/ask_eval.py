@@ -1,15 +1,29 @@
 """`ask` answers one question and shows each step; `eval` answers many questions and scores the answers."""
 
 import shlex
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
+from stepladder.agents import Play
 from stepladder.cli.agent_options import AgentOptions, AgentSetup, GuideOptions, SamplingOptions
-from stepladder.cli.declarations import ERR, OUT, argument, option, path_option, print_json, say, takes_groups
+from stepladder.cli.declarations import (
+    ERR,
+    OUT,
+    OptionGroup,
+    argument,
+    given,
+    option,
+    path_option,
+    print_json,
+    say,
+    takes_groups,
+)
 from stepladder.cli.options import AsJson, RunPath, Seed
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError
@@ -21,8 +35,17 @@ from stepladder.core.trace_printer import TracePrinter, printable
 from stepladder.core.version import __version__
 from stepladder.data import DataSet
 from stepladder.driver.progress import Progress
-from stepladder.evaluation.evaluator import check_output_folder, compare, evaluate, load_scores
+from stepladder.evaluation.answer_judge import Agreement, judge_answers
+from stepladder.evaluation.evaluator import (
+    Evaluation,
+    check_output_folder,
+    check_played,
+    compare,
+    evaluate,
+    load_scores,
+)
 from stepladder.explore.episode import watch_states
+from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import is_run
 from stepladder.reporting.eval_table import UPPER_BOUND, comparison_line, print_summary
@@ -71,6 +94,35 @@ def ask_command(
         typer.echo(mark + dumps(outcome.value)[1:])
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerJudgeOptions(OptionGroup):
+    """An LLM that grades the answers."""
+
+    panel = "Language model as judge of the answers"
+
+    answer_judge: Annotated[
+        str | None,
+        option("NAME", "An LLM that grades the answers: its name on a server, or a local model folder.", "no LLM"),
+    ] = None
+    answer_judge_url: Annotated[str | None, option("URL", "URL of its OpenAI-compatible server.", "OpenAI's")] = None
+    budget: Annotated[
+        str | None, option("AMOUNT", "With --out: its hard spending limit, 5usd or 2Mtok.", "no limit")
+    ] = None
+
+    def judge(self, out: Path | None, prices: Path | None) -> LLMJudgeConfig | None:
+        """Its settings, checked before anything is played; None without one."""
+        if self.answer_judge is None:
+            for name in self.typed():
+                raise StepladderError(f"--{name.replace('_', '-')} needs an --answer-judge")
+            return None
+        if self.budget is not None and out is None:
+            raise StepladderError("--budget needs --out DIR: verdicts and spend are kept beside it, in DIR.paid")
+        typed = given(model=self.answer_judge, url=self.answer_judge_url, budget=self.budget, prices=prices)
+        judge = LLMJudgeConfig.read(typed, "--answer-judge")
+        judge.check()
+        return judge
+
+
 @takes_groups
 def eval_command(
     *,
@@ -82,15 +134,18 @@ def eval_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing evaluation.")] = False,
     against: Annotated[Path | None, path_option("DIR", "A saved evaluation to compare with, paired.", "none")] = None,
     as_json: AsJson = False,
+    grading: AnswerJudgeOptions,
     options: AgentOptions,
     sampling: SamplingOptions,
     guided: GuideOptions,
 ) -> None:
     """Answer the questions of a split and score the answers, with 95% confidence intervals."""
-    setup = AgentSetup.from_options(run, options, sampling, guided, out=out, overwrite=overwrite or None)
+    typed = {"out": out, "overwrite": overwrite or None, "answer_judge": grading.answer_judge}
+    setup = AgentSetup.from_options(run, options, sampling, guided, **typed)
     context, shared = setup.context, setup.context.settings
     if out is not None:
         check_output_folder(out, overwrite=overwrite)
+    judge = grading.judge(out, options.prices)
     other = load_scores(against) if against is not None else None
     split = split or _default_split(context.data)
     questions = context.split(split)[:limit]
@@ -101,16 +156,21 @@ def eval_command(
     if index is not None and run is None and options.data is None:
         _check_corpus(context, index)
     index_info = retriever_info(index) if index is not None else None  # now: a server may be gone after the evaluation
-    with setup.driver() as driver, Progress("Evaluating", len(questions)) as watch:
+    # Beside the evaluation, which is written at the end: a run that was killed has paid for its replies.
+    paid = out.with_name(f"{out.name}.paid") if out is not None else None
+    with setup.driver(folder=paid) as driver, Progress("Evaluating", len(questions)) as watch:
         guide = setup.guide.guide() if setup.guide is not None else None
         result = evaluate(driver, context.agent, questions, setup.episode, guide=guide, seed=seed, watch=watch)
+    agreement = None
+    if judge is not None and result.stopped_by is None:
+        result, agreement = _judged(judge, result, questions, paid, shared.device)
     summary = result.summary()
     description = {
         "agent": shared.agent,
         "engine": setup.engine,
         "model": setup.model,
         "policy_reason": None if setup.choice is None else str(setup.choice),
-        "base_url": options.base_url,
+        "base_url": options.base_url and ", ".join(options.base_url),
         "api": options.api or "chat",
         "device": shared.device,
         "dtype": shared.dtype,
@@ -121,8 +181,10 @@ def eval_command(
         "seed": seed,
         "world_seed": shared.data.world_seed,
         "settings": asdict(setup.episode),
+        **({"prompting": asdict(context.agent.play)} if context.agent.play != Play() else {}),
         "guide": setup.guide and {**setup.guide.describe(), "reward": setup.reward},
         "version": __version__,
+        **({"answer_judge": grading.answer_judge, "agreement": asdict(agreement)} if agreement is not None else {}),
     }
     comparisons = {}
     if other is not None and not _reached(result.scores).isdisjoint(_reached(other)):
@@ -138,12 +200,23 @@ def eval_command(
         else:
             policy = f"{setup.model or setup.engine}{UPPER_BOUND if result.upper_bound else ''}"
             print_summary(OUT, summary, f"{shared.agent} by {policy} on {data_name} {split}")
+            if agreement is not None:
+                OUT.print(agreement.line(), highlight=False)
             for metric, comparison in comparisons.items():
                 OUT.print(comparison_line(comparison, metric), highlight=False)
     if result.stopped_by is not None:
         raise result.stopped_by
-    if summary.stops.get(StopReason.FAILED.value) == summary.questions:
-        raise StepladderError(f"every episode failed: {next(iter(summary.failures))}")
+    check_played(result.scores)
+
+
+def _judged(
+    judge: LLMJudgeConfig, result: Evaluation, questions: Sequence[Question], folder: Path | None, device: str
+) -> tuple[Evaluation, Agreement]:
+    """The evaluation with the judge's verdicts, which are kept in the folder, if there is one."""
+    with TemporaryDirectory() as temporary, closing(judge.open_engine(folder or Path(temporary), device)) as engine:
+        answers = sum(row.prediction is not None for row in result.scores)
+        with Progress("Judging answers", answers, note=lambda: engine.spend().line()) as watch:
+            return judge_answers(result, questions, engine, watch)
 
 
 def _reached(rows: Iterable[QuestionScore]) -> set[str]:

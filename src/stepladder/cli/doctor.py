@@ -27,6 +27,7 @@ EXTRAS = {
     "milvus": "Milvus, embedded and client",
     "gguf": "models in GGUF files",
     "smollm2": "the weights of SmolLM2-135M",
+    "constrained": "constrained decoding in process",
     "gym": "a Gymnasium environment",
     "mcp": "the agent as an MCP tool",
     "trackers": "TensorBoard and trackio",

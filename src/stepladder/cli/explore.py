@@ -8,11 +8,11 @@ import typer
 
 from stepladder.cli.agent_options import say_upper_bound
 from stepladder.cli.declarations import OptionGroup, Typed, given, option, path_option, print_json, say, takes_groups
-from stepladder.cli.options import ExtendOptions, NewRunOptions, StageOptions
+from stepladder.cli.options import ExtendOptions, NewRunOptions, ServerOptions, StageOptions
 from stepladder.cli.recipes import add_stage, extend_recipe, find_stage, new_recipe, output_of, run_and_print
 from stepladder.core.errors import StepladderError
 from stepladder.judges.llm.config import LLMJudgeConfig
-from stepladder.pipeline.resources import BASE, ORACLE, RunContext
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER, RunContext
 from stepladder.pipeline.run_folder import RunFolder, is_run
 from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stage import POLICY, TREES
@@ -20,7 +20,7 @@ from stepladder.pipeline.stages.explore import dry_run as dry_run_explore
 from stepladder.pipeline.stages.pairs import PairConfig, dry_run
 
 if TYPE_CHECKING:
-    from stepladder.judges.llm.spend.estimate import Estimate
+    from stepladder.judges.llm.estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,12 @@ class JudgeOptions(OptionGroup):
         bool, typer.Option("--dry-run", help="Print the estimated cost of the judge and stop.")
     ] = False
 
-    def settings(self, **more: Any) -> dict[str, Any]:
-        """Settings of the judge; empty without --judge-model."""
+    def settings(self, *, paid_policy: bool = False, **more: Any) -> dict[str, Any]:
+        """Settings of the judge; empty without --judge-model. `paid_policy`: the prices may be for the policy."""
         typed = given(model=self.judge_model, url=self.judge_url, budget=self.budget, prices=self.prices, **more)
         if typed and self.judge_model is None:
+            if paid_policy and [*typed] == ["prices"]:
+                return {}
             name = next(iter(typed))
             raise StepladderError(f"--{'judge-url' if name == 'url' else name} needs a --judge-model")
         return typed
@@ -73,25 +75,32 @@ def explore_command(
     ],
     stage: StageOptions,
     start: NewRunOptions,
+    server: ServerOptions,
     judge: JudgeOptions,
 ) -> None:
     """Grow search trees with MCTS. --set changes any other setting of the stage."""
+    served = {**server.typed(), **(given(prices=judge.prices) if server.policy_budget is not None else {})}
+    if served and (server.base_url is None or start.model is None):
+        raise StepladderError("a policy behind a server needs --base-url URL and --model NAME, its name on the server")
     entry = {"kind": "explore", **search}
-    if llm := judge.settings():
+    if llm := judge.settings(paid_policy=server.policy_budget is not None):
         entry = {"evaluate": "llm", **entry, "llm": llm}
     if (run is None) == (folder is None):
         raise StepladderError("give either --run DIR to extend a run, or --out DIR to start one")
     name = stage.name or "explore"
-    if folder is not None and is_run(folder) and name not in RunFolder.open(folder).stage_names():
+    if folder is not None and is_run(folder) and name not in _stages_of(RunFolder.open(folder)):
         raise StepladderError(f"--out: {folder} is a run already; --run {folder} adds the stage to it")
     if run is None:
-        recipe = new_recipe(name, entry, start, stage.overrides)
+        recipe = new_recipe(name, entry, start, stage.overrides, served)
     else:
         typed = start.typed()
+        if served:
+            entry = {"policy": SERVER, **entry}
+            served = {"model": typed.pop("model"), **served}
         named = given(agent=typed.pop("agent", None), trust_agent=typed.pop("trust_agent", None))
         for flag in typed:
             raise StepladderError(f"--{flag.replace('_', '-')} was set when the run {run} was started: leave it out")
-        recipe = extend_recipe(run, name, entry, stage.overrides, named=named)
+        recipe = extend_recipe(run, name, entry, stage.overrides, named=named, served=served)
     policy = find_stage(recipe, name).inputs[POLICY]
     oracle = (recipe.shared.policy if policy == BASE else policy) == ORACLE
     say_upper_bound(oracle=oracle, advice="For a model, leave out policy=oracle")
@@ -105,6 +114,11 @@ def explore_command(
         run_and_print(recipe, folder, stage)
 
 
+def _stages_of(run: RunFolder) -> set[str]:
+    """The stages of a run: those that were started, and those of its recipe, of which nothing may be left."""
+    return {*run.stage_names(), *(stage.name for stage in run.recipe().stages)}
+
+
 @takes_groups
 def pairs_command(
     *,
@@ -115,7 +129,7 @@ def pairs_command(
         {
             "judge": "What ranks the steps: spre, mc or q (tree values), gold, or llm (a language model).",
             "margin": (
-                "Minimum difference of values, or of scores (--mode score).",
+                "Minimum difference of values, or of scores (--mode score or value).",
                 f"{PairConfig().margin:g}; of scores {LLMJudgeConfig.model_fields['score_margin'].default:g}",
             ),
             "balance": ("Balance pairs by CHOICES, or both: kind,depth.", "not at all"),
@@ -131,7 +145,7 @@ def pairs_command(
 ) -> None:
     """Make preference pairs from a run's trees: two steps from the same state, one better than the other."""
     llm = judge_options.settings(**asking)
-    if "margin" in settings and asking.get("mode") == "score":
+    if "margin" in settings and asking.get("mode") in ("score", "value"):
         llm["score_margin"] = settings.pop("margin")
     if llm:
         settings = {"judge": "llm", **settings, "llm": llm}

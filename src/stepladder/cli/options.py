@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -29,6 +29,22 @@ _WORLD_SEED = "Seed of the generated Atlas world."
 _DATA = f"{listed((*DATA_SETS, *PUBLISHED))}, a folder of question files, or a question file; join several with +."
 
 AgentName = Annotated[str | None, option("NAME", f"Prompt format and actions: {AGENTS_HELP}.", DEFAULTS.agent)]
+FormatName = Annotated[
+    Literal["strict", "lenient", "constrained"] | None,
+    option(
+        "NAME",
+        "How the model's text is read: strict, lenient (text around an action is allowed, a malformed step gets a "
+        "hint) or constrained (decoding follows the agent's grammar).",
+        "strict for agent files, and for -brief agents without --base-url; else lenient",
+    ),
+]
+PromptFile = Annotated[
+    Path | None,
+    path_option("FILE", "Your own prompt: a text with {question}, or YAML (docs/formats.md).", "the agent's own"),
+]
+HintFile = Annotated[
+    Path | None, path_option("FILE", "Your own hint: what the model reads after a malformed step.", "the agent's own")
+]
 TrustAgent = Annotated[
     bool | None,
     typer.Option("--trust-agent", help="With --agent FILE: remember its content, so that it runs without --agent."),
@@ -119,6 +135,52 @@ class ExtendOptions(StageOptions):
         return given(agent=self.agent, trust_agent=self.trust_agent)
 
 
+BaseURL = Annotated[
+    list[str] | None,
+    option(
+        "URL",
+        "URL of an OpenAI-compatible server with --model: http://localhost:8000/v1 ... Repeatable: calls are spread "
+        "over several servers.",
+        "no server",
+        flags="--base-url",
+    ),
+]
+Api = Annotated[
+    Literal["chat", "completions"] | None, option("NAME", "Endpoint of the server: chat or completions.", "chat")
+]
+Concurrency = Annotated[int | None, option("N", "Maximum concurrent calls to the servers.", 32, min=1)]
+Timeout = Annotated[float | None, option("SECONDS", "Maximum duration of one call to the servers.", 60, min=0.1)]
+GrammarKind = Annotated[
+    Literal["auto", "vllm", "vllm<0.12", "sglang", "llama.cpp"] | None,
+    option(
+        "NAME",
+        "Whose fields carry the grammar of --format constrained: vllm, vllm<0.12, sglang or llama.cpp.",
+        "auto, those of all",
+    ),
+]
+PolicyBudget = Annotated[
+    str | None,
+    option("AMOUNT", "Hard spending limit of the server's model over all attempts: 5usd, 2Mtok.", "no limit"),
+]
+
+
+Prices = Annotated[Path | None, path_option("FILE", "YAML file with more model prices.", "the shipped ones")]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions(OptionGroup):
+    """A policy behind OpenAI-compatible servers."""
+
+    panel: ClassVar[str | None] = "Policy behind a server"
+
+    base_url: BaseURL = None
+    api: Api = None
+    concurrency: Concurrency = None
+    timeout: Timeout = None
+    grammar: GrammarKind = None
+    policy_budget: PolicyBudget = None
+
+
 @dataclass(frozen=True, slots=True)
 class NewRunOptions(OptionGroup):
     """Model, agent and data of a new run."""
@@ -128,6 +190,9 @@ class NewRunOptions(OptionGroup):
     model: Annotated[str | None, option("NAME", f"Initial policy: {MODELS_HELP}.", DEFAULTS.policy)] = None
     agent: AgentName = None
     trust_agent: TrustAgent = None
+    format: FormatName = None
+    prompt: PromptFile = None
+    hint: HintFile = None
     data: DataName = None
     dev: Annotated[Path | None, path_option("FILE", "Dev questions, if --data is a question file.", "none")] = None
     index: IndexName = None

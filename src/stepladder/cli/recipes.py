@@ -26,7 +26,7 @@ from stepladder.core.io.files import expand_path
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS
 from stepladder.pipeline import run_recipe
-from stepladder.pipeline.agent_config import with_settings
+from stepladder.pipeline.agent_config import KEYS, with_settings
 from stepladder.pipeline.recipe import MissingInput, Recipe, Stage, override, read_yaml, shipped
 from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
@@ -103,14 +103,25 @@ def free_name(folder: Path) -> Path:
     return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
 
 
-def new_recipe(name: str, entry: Mapping[str, Any], start: NewRunOptions, overrides: list[str] | None) -> Recipe:
-    """The recipe of a new run with one stage. --data is a data set, or a question file to train on."""
+def new_recipe(
+    name: str,
+    entry: Mapping[str, Any],
+    start: NewRunOptions,
+    overrides: list[str] | None,
+    served: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """The recipe of a new run with one stage. --data is a data set, or a question file to train on.
+
+    `served`: the servers of the model, as `KEYS` names their settings.
+    """
     typed, plain = start.typed(), given(policy=start.model)
+    if served:
+        typed, plain = {**typed, **served, "engine": "openai"}, {**plain, "server": {"model": start.model}}
     if (data := typed.get("data", "")) and data not in DATA_SETS and expand_path(data).is_file():
         plain["data"] = {"train": typed.pop("data"), "dev": start.dev}
     elif start.dev is not None:  # a missing file is reported as an unknown name
         raise StepladderError(f"--dev needs a question file as --data, and {data or 'atlas'} is none")
-    shared = with_settings(plain, typed).model_dump(mode="json")
+    shared = with_settings(plain, typed).plain()
     plain = {"name": entry["kind"], "seed": start.seed or 0, **shared, "stages": {name: dict(entry)}}
     return Recipe.read(_overridden(plain, name, overrides), name)
 
@@ -122,13 +133,14 @@ def extend_recipe(
     overrides: list[str] | None,
     *,
     named: Mapping[str, Any] | None = None,
+    served: Mapping[str, Any] | None = None,
     sources: Mapping[str, Any] | None = None,
     alternative: str = "",
 ) -> Recipe:
     """The recipe of a run with one more stage, which replaces a stage of the same name.
 
-    `named`: the run's agent file, if the user named it (`agent`, `trust_agent`). `sources` are stages to insert before
-    it. `alternative` ends the error about a missing input.
+    `named`: the run's agent file, if the user named it (`agent`, `trust_agent`). `served`: the model behind servers
+    that plays the stage. `sources` are stages to insert before it. `alternative` ends the error about a missing input.
     """
     folder = RunFolder.open(run)
     plain = folder.recipe().plain()
@@ -137,6 +149,8 @@ def extend_recipe(
         raise StepladderError(f"--agent {agent}: the agent was set when the run {run} was started: leave it out")
     if named:
         plain["agent"] = with_settings({}, named).agent
+    if served:
+        plain["server"] = {KEYS.get(key, key).removeprefix("server."): value for key, value in served.items()}
     kind = plain["stages"].get(name, entry)["kind"]
     if kind != entry["kind"]:
         raise StepladderError(f"the run {run} already has a stage '{name}' of kind {kind}: choose another --name")

@@ -13,7 +13,7 @@ from stepladder.cli.recipes import interruptible, output_of
 from stepladder.core.errors import StepladderError, nearest
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import dumps
-from stepladder.core.trace import StopReason, Tree
+from stepladder.core.trace import Tree
 from stepladder.core.trace_printer import printable
 from stepladder.driver.progress import Progress
 from stepladder.explore.tree_store import read_trees
@@ -166,7 +166,7 @@ def most_instructive_tree(path: Path) -> Tree:
     """The tree with the most right and wrong answers (the smaller of the two counts), then the fewest nodes."""
 
     def rank(tree: Tree) -> tuple[int, int]:
-        rewards = [node.reward for node in tree.nodes if node.stop is StopReason.ANSWERED]
+        rewards = [node.reward for node in tree.nodes if node.stop is not None and node.stop.has_answer]
         right = sum(reward == 1 for reward in rewards)
         return min(right, len(rewards) - right), -len(tree.nodes)
 

@@ -154,6 +154,7 @@ def serve_agent_command(
             "policy": setup.model,
             "index": shared.data.index or (shared.data.name if driver.retriever is not None else None),
             "episode": asdict(setup.episode),
+            "prompting": asdict(setup.context.agent.play),
             "guide": None if setup.guide is None else setup.guide.describe(),
         }
         served = ServedAgent(driver, answer, setup.episode.sampling, setup.episode.k, info, setup.streams)

@@ -95,6 +95,7 @@ def train_sft_command(
             "source": "Source of the demonstrations: CHOICES.",
             "teacher_url": ("URL of the teacher's OpenAI-compatible server.", "OpenAI's"),
             "teacher_model": ("The teacher's model name on that server.", "none; --source teacher needs it"),
+            "teacher_budget": ("Hard spending limit of the teacher over all attempts: 5usd, 2Mtok.", "no limit"),
             **_training(SFTConfig),
         },
     ],

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from pydantic import ConfigDict
 
-from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
+from stepladder.core.trace import Question, StopReason, Trajectory
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -139,6 +139,12 @@ class QuestionScore:
     #: 1 if answered with fewer searches than needed, else 0; None without a gold decomposition.
     under_search: int | None = None
     malformed_steps: int = 0
+    #: Steps outside the strict format that were read leniently.
+    repaired_steps: int = 0
+    #: 1 if the answer was given when asked for it at a limit or after the last slip.
+    forced: int = 0
+    #: 1 if an LLM judge accepts the answer, else 0; None if none was asked.
+    judged: int | None = None
     #: Tokens of all generations, including candidates that were not selected.
     tokens_read: int = 0
     tokens_written: int = 0
@@ -186,7 +192,9 @@ def score(trajectory: Trajectory) -> QuestionScore:
         redundant_queries=len(trajectory.queries) - len({normalize(query) for query in trajectory.queries}),
         over_search=max(excess, 0) if question.hops else None,
         under_search=int(trajectory.answer is not None and excess < 0) if question.hops else None,
-        malformed_steps=sum(step.action.kind is ActionKind.MALFORMED for step in trajectory.steps),
+        malformed_steps=trajectory.slips,
+        repaired_steps=sum(not step.action.is_strict for step in trajectory.steps) - trajectory.slips,
+        forced=int(trajectory.stop is StopReason.FORCED),
         tokens_read=sum(step.usage.read for step in trajectory.steps),
         tokens_written=sum(step.usage.written for step in trajectory.steps),
     )

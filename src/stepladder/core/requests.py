@@ -7,6 +7,7 @@ on a scripted engine in a test and on a cluster.
     Generate    Generation: the generated text with token ids and log-probs
     Retrieve    tuple[Passage, ...]: best first
     Score       tuple[float, ...]: for each step of the trajectory, the probability that it is good
+    Rank        tuple[float, ...]: for each trajectory, the value of its newest step among those of the others
 
 A list of requests gets a list of replies in the same order; if one fails, its error is raised. `BestEffort` gets
 replies and errors side by side, for algorithms that tolerate failed requests.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.trace import Author, Segment, Trajectory, Usage
 
 
@@ -49,6 +51,8 @@ class Generate:
     seed: int = 0
     #: The state that the context renders, for rule-based engines (oracle, scripted) and for live display.
     trajectory: Trajectory | None = field(default=None, compare=False)
+    #: What may be written. Generation ends when the text is complete; before that no end-of-sequence token is sampled.
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if "" in self.stop:
@@ -70,7 +74,14 @@ class Score:
     trajectory: Trajectory
 
 
-Request = Generate | Retrieve | Score
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Compare the newest steps of several trajectories from one state, jointly."""
+
+    trajectories: tuple[Trajectory, ...]
+
+
+Request = Generate | Retrieve | Score | Rank
 
 
 @dataclass(frozen=True, slots=True)

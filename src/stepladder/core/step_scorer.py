@@ -36,6 +36,16 @@ class StepScorer(ABC):
         """For each trajectory one logit per step, or an error; by default the inverse sigmoid of `score`."""
         return [each if isinstance(each, Exception) else tuple(map(logit, each)) for each in self.score(trajectories)]
 
+    def rank(self, groups: Sequence[Sequence[Trajectory]]) -> Sequence[StepScores]:
+        """For each group of trajectories from one state, the values of their newest steps; by default their scores."""
+        flat = self.score([trajectory for group in groups for trajectory in group])
+        results, start = [], 0
+        for group in groups:
+            own, start = flat[start : start + len(group)], start + len(group)
+            failed = next((each for each in own if isinstance(each, Exception)), None)
+            results.append(failed or tuple(each[-1] for each in own if not isinstance(each, Exception)))
+        return results
+
     def cost(self) -> str:
         """What scoring has cost so far, for a progress bar; empty if it is free."""
         return ""

@@ -18,6 +18,9 @@ segments and actions can always be written: lone surrogates in them become U+FFF
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from stepladder.core.display import Showable, shortened
 from stepladder.core.unicode import repair
@@ -93,22 +96,29 @@ class Author(StrEnum):
     ENVIRONMENT = "environment"
 
 
+#: `Segment.vocabulary` of text that a model behind a server wrote: it has token ids, but nobody knows them.
+UNKNOWN_TOKENS = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Text by one author, with the token ids that the engine used for it.
 
     `tokens` is empty until an engine has read the segment, and stays empty for engines that do not report tokens
     (remote APIs). `logprobs` belong to policy tokens: log p(token | context) under the model, before temperature and
-    top-p. A policy's text is the exact decoding of its tokens without a final end-of-sequence token. A prompt's text is
-    the agent's; its tokens include what the chat template adds around it.
+    top-p; with a `grammar`, renormalized over the tokens that it allowed at that position. A policy's text is the exact
+    decoding of its tokens without a final end-of-sequence token. A prompt's text is the agent's; its tokens include
+    what the chat template adds around it.
     """
 
     author: Author
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    #: Fingerprint of the vocabulary of the ids. An engine with another vocabulary rejects them.
+    #: Fingerprint of the vocabulary of the ids. An engine with another vocabulary rejects them. See `UNKNOWN_TOKENS`.
     vocabulary: str = ""
+    #: The `Constraint` that the policy's tokens were sampled under, as JSON. Not stored where it is empty.
+    grammar: Annotated[str, Field(exclude_if=lambda grammar: not grammar)] = ""
 
     def __post_init__(self) -> None:
         repair(self, "text")
@@ -133,11 +143,16 @@ class Action:
     kind: ActionKind
     content: str
     thought: str = ""
-    #: For malformed actions only: what is wrong.
+    #: What is wrong with the text in the strict format: of a malformed action, or of one that was read leniently.
     problem: str = ""
 
     def __post_init__(self) -> None:
         repair(self, "content", "thought", "problem")
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the text is in the strict format, however it was read."""
+        return self.kind is not ActionKind.MALFORMED and not self.problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +189,7 @@ class StopReason(StrEnum):
     """Every way an episode can end."""
 
     ANSWERED = "answered"
+    FORCED = "forced"  # answered, when asked for the answer at a limit or after the last slip
     MALFORMED = "malformed"  # the policy broke its agent's format
     STEP_LIMIT = "step_limit"  # all steps used without an answer
     TOKEN_LIMIT = "token_limit"  # a step exceeded its token limit
@@ -184,7 +200,12 @@ class StopReason(StrEnum):
     @property
     def is_truncation(self) -> bool:
         """Whether a limit or an external event ended the episode, not the policy."""
-        return self not in (StopReason.ANSWERED, StopReason.MALFORMED)
+        return self not in (StopReason.ANSWERED, StopReason.FORCED, StopReason.MALFORMED)
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the episode ended with an answer."""
+        return self in (StopReason.ANSWERED, StopReason.FORCED)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -210,6 +231,16 @@ class Trajectory(Showable):
     def queries(self) -> tuple[str, ...]:
         """All queries of the policy, in order."""
         return tuple(step.action.content for step in self.steps if step.action.kind is ActionKind.QUERY)
+
+    @property
+    def slips(self) -> int:
+        """The number of malformed steps."""
+        return sum(step.action.kind is ActionKind.MALFORMED for step in self.steps)
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether every step is in the strict format, and the answer was not forced."""
+        return self.stop is not StopReason.FORCED and all(step.action.is_strict for step in self.steps)
 
     @property
     def found(self) -> tuple[Passage, ...]:

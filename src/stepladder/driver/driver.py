@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 from stepladder.core.errors import BackendDown
 from stepladder.core.memory import cache_bytes
-from stepladder.core.requests import Generate, Job, Result, Retrieve, Score
+from stepladder.core.requests import Generate, Job, Rank, Result, Retrieve, Score
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import StopReason
 from stepladder.driver.outcomes import Counts, Failure, Interrupted, Outcome, OutcomeCallback
@@ -56,6 +56,7 @@ class Driver:
         self.caches = {
             Retrieve: RequestCache(retrieval_cache, cache_bytes("searches")),
             Score: RequestCache(0, 0),
+            Rank: RequestCache(0, 0),
             Generate: RequestCache(generation_cache, cache_bytes("generations")),
         }
         self.counts = Counts()

@@ -7,15 +7,15 @@ request. The driver has one `RequestQueue` per kind of request.
 import heapq
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any
 
 from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.memory import out_of_memory, release_caches
-from stepladder.core.requests import Request, Retrieve, Score
+from stepladder.core.requests import Generate, Rank, Request, Retrieve, Score
 from stepladder.core.step_scorer import StepScorer
-from stepladder.driver.request_cache import Key, RequestCache
+from stepladder.driver.request_cache import Key, RequestCache, key_of
 from stepladder.engines.base import Engine, Session
 from stepladder.retrieval.base import Retriever
 
@@ -36,6 +36,8 @@ class PendingRequest:
     request: Request
     #: Smallest index of the waiting jobs: older jobs come first.
     age: int
+    #: Equal for requests that differ by their seed only, for engines that sample them together.
+    group: Key | None = None
     #: (job, position in its list of requests, its own equal request).
     waiters: list[tuple[Any, int, Request]] = field(default_factory=list)
 
@@ -56,7 +58,10 @@ class RequestQueue:
         self.cache = cache
         #: Set for an engine with continuous batching: requests join and leave one by one.
         self.session: Session | None = None
+        self.max_samples: int = getattr(backend, "max_samples", 1)
         self.waiting: dict[Key, PendingRequest] = {}
+        #: Waiting requests by group, if the engine samples groups together.
+        self.groups: dict[Key, dict[Key, PendingRequest]] = {}
         self.running: dict[Key, PendingRequest] = {}
         self.calls = 0
         self.pool = ThreadPoolExecutor(self.concurrency, kind.__name__) if self.concurrency > 1 else None
@@ -73,10 +78,23 @@ class RequestQueue:
         worth_it = min(room, len(self.waiting)) * JOIN_SHARE >= len(self.running)
         return self.take_batch(room) if worth_it else []
 
+    def add(self, key: Key, request: Request, age: int) -> PendingRequest:
+        """A new waiting request."""
+        pending = self.waiting[key] = PendingRequest(key, request, age)
+        if self.max_samples > 1 and isinstance(request, Generate):
+            pending.group = key_of(replace(request, seed=0))
+            self.groups.setdefault(pending.group, {})[key] = pending
+        return pending
+
     def take_batch(self, size: int | None = None) -> list[PendingRequest]:
         """The next batch, oldest jobs first, independent of the order in which replies arrived."""
         size = self.max_batch if size is None else size
-        batch = heapq.nsmallest(size, self.waiting.values(), key=lambda pending: pending.age)
+        batch = heapq.nsmallest(1 if self.groups else size, self.waiting.values(), key=lambda pending: pending.age)
+        if batch and batch[0].group is not None:
+            group = self.groups.pop(batch[0].group)
+            batch = list(group.values())[: self.max_samples]
+            if rest := {key: pending for key, pending in group.items() if pending not in batch}:
+                self.groups[batch[0].group] = rest  # type: ignore[index]
         for pending in batch:
             self.running[pending.key] = self.waiting.pop(pending.key)
         return batch
@@ -128,6 +146,11 @@ def search(retriever: Retriever, requests: list[Retrieve]) -> list[Any]:
         same = [request for request in requests if request.k == k]
         replies.update(zip(same, retriever.search([request.query for request in same], k), strict=True))
     return [replies[request] for request in requests]
+
+
+def rank(scorer: StepScorer, requests: list[Rank]) -> Sequence[Any]:
+    """Answer ranking requests."""
+    return scorer.rank([request.trajectories for request in requests])
 
 
 def score(scorer: StepScorer, requests: list[Score]) -> Sequence[Any]:

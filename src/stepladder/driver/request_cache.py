@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from stepladder.core.memory import SizedCache
-from stepladder.core.requests import Generate, Generation, Request, Retrieve
+from stepladder.core.requests import Generate, Generation, Rank, Request, Retrieve
 from stepladder.core.trace import Passage, Segment
 
 #: A digest, because transcripts are long and keys are kept.
@@ -41,12 +41,14 @@ def key_of(request: Request) -> Key:
     elif isinstance(request, Generate):
         add(request.stop, request.sampling, request.seed, request.trajectory and request.trajectory.question.id)
         add_segments(request.context)
+        if request.grammar is not None:
+            add(request.grammar)
     else:
-        trajectory = request.trajectory
-        add(astuple(trajectory.question), trajectory.agent, trajectory.stop, trajectory.given)
-        for step in trajectory.steps:
-            add(step.action, step.passages, step.restarts)
-            add_segments((*step.read, step.written))
+        for trajectory in request.trajectories if isinstance(request, Rank) else (request.trajectory,):
+            add(astuple(trajectory.question), trajectory.agent, trajectory.stop, trajectory.given)
+            for step in trajectory.steps:
+                add(step.action, step.passages, step.restarts)
+                add_segments((*step.read, step.written))
     return digest.digest()
 
 

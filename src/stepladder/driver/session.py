@@ -22,6 +22,7 @@ from stepladder.core.requests import (
     Generate,
     Generation,
     Job,
+    Rank,
     Request,
     Result,
     Retrieve,
@@ -31,7 +32,7 @@ from stepladder.core.requests import (
 )
 from stepladder.core.trace import StopReason
 from stepladder.driver.outcomes import Failure, Outcome
-from stepladder.driver.queues import Call, PendingRequest, RequestQueue, score, search
+from stepladder.driver.queues import Call, PendingRequest, RequestQueue, rank, score, search
 from stepladder.driver.request_cache import Key, drop_context, key_of, restore_context
 from stepladder.engines.base import EngineOutOfMemory
 
@@ -45,6 +46,7 @@ _POLL_SECONDS = 0.02
 _BACKENDS: dict[type[Any], tuple[str, Call, str]] = {
     Retrieve: ("retriever", search, "there is no index: pass a retriever"),
     Score: ("scorer", score, "there is no step scorer: pass a scorer"),
+    Rank: ("scorer", rank, "there is no step scorer: pass a scorer"),
     Generate: ("engine", lambda engine, requests: engine.generate(requests), "there is no model: pass an engine"),
 }
 
@@ -242,7 +244,7 @@ class DriverSession(Generic[Result]):
             job.missing += 1
             pending = queue.running.get(key) or queue.waiting.get(key)
             if pending is None:
-                pending = queue.waiting[key] = PendingRequest(key, request, job.index)
+                pending = queue.add(key, request, job.index)
             else:
                 pending.age = min(pending.age, job.index)
                 counts.merged += 1

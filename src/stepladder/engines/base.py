@@ -29,6 +29,8 @@ class Engine(ABC):
     max_batch: int = 64
     #: Maximum number of concurrent calls of `generate`.
     concurrency: int = 1
+    #: Above 1: a call holds only requests that differ by their seed, at most so many. The server samples them together.
+    max_samples: int = 1
 
     @abstractmethod
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
@@ -56,13 +58,15 @@ class EngineOptions:
     agent: Any = None
     #: A model folder, a hub name, a built-in name, or the name of a model on the server at `base_url`.
     model: str | None = None
-    base_url: str | None = None
+    base_url: str | Sequence[str] | None = None
     api: Literal["chat", "completions"] = "chat"
     device: str = "auto"
     dtype: str = "auto"
     #: Maximum number of requests per batch of a local model, and of concurrent calls to a server.
     max_batch: int = 64
     concurrency: int = 32
+    #: Variables of the chat template, such as {"enable_thinking": False}.
+    chat_options: Mapping[str, Any] | None = None
 
 
 class Session(ABC):

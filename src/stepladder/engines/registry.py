@@ -16,7 +16,7 @@ ENGINES: Registry[Callable[[EngineOptions], Engine]] = Registry(
     "engine",
     {
         "oracle": ("stepladder.oracle.engine:build", "replays gold decompositions: an upper bound"),
-        "openai": ("stepladder.engines.openai:build", "any OpenAI-compatible server"),
+        "openai": ("stepladder.engines.openai.openai_engine:build", "any OpenAI-compatible server"),
         "transformers": ("stepladder.engines.transformers.engine:build", "a model in this process, on CPU or CUDA"),
         "vllm": ("stepladder.engines.vllm:build", "a model in this process, in vLLM on CUDA"),
     },

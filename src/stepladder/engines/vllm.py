@@ -4,8 +4,9 @@ In: `Generate` requests. Out: `Generation`s with the token ids and log-probs of 
 batching (`open_session`), vLLM's prefix cache, switching LoRA adapters (`use_adapter`) and weight sync from a trainer
 (`load_weights`).
 
-Log-probs are those of the model at temperature 1 without top-p. vLLM's batch shapes vary, so logits differ by rounding
-from run to run.
+Log-probs are those of the model at temperature 1 without top-p; of a request with a grammar, renormalized over the
+tokens that it allows, since vLLM masks the logits before all else. vLLM's batch shapes vary, so logits differ by
+rounding from run to run.
 """
 
 import os
@@ -19,6 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.extras import install_command
+from stepladder.core.grammars.grammar import Constraint, Grammar
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.engines.base import EngineOptions, Replies, Session
 from stepladder.engines.transformers.in_process import InProcessEngine
@@ -87,6 +89,7 @@ class VLLMEngine(InProcessEngine):
         self.end_tokens = end_tokens(_generation_config(name), tokenizer)
         self.set_tokenizer(tokenizer, chat, chat_template_kwargs)
         self._sampling_params: Any = vllm.SamplingParams
+        self._structured_outputs: Any = vllm.sampling_params.StructuredOutputsParams
         self._output_kind: Any = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self._lora_request: Any = None
         self._lora_ids: dict[tuple[Any, ...], int] = {}
@@ -149,16 +152,31 @@ class VLLMEngine(InProcessEngine):
             spaces_between_special_tokens=False,
             logprobs=0,
             output_kind=self._output_kind,
+            **({"structured_outputs": self._structured_outputs(regex=row.regex)} if row.regex else {}),
         )
         self._num_requests += 1
         name = str(self._num_requests)
         prompt = {"prompt_token_ids": row.prompt_tokens}
-        self.llm.llm_engine.add_request(name, prompt, sampling_params, lora_request=self._lora_request)
+        try:
+            self.llm.llm_engine.add_request(name, prompt, sampling_params, lora_request=self._lora_request)
+        except ValueError as error:
+            if not row.regex:
+                raise
+            raise BackendDown(f"vLLM refuses the grammar of format: constrained ({error}); use lenient") from error
         return name
 
-    def _reply_from(self, row: Row, output: Any) -> Generation:
+    def constrain(self, row: Row, grammar: Grammar) -> None:
+        """Allow a row only what a grammar allows: vLLM enforces a regular expression."""
+        constraint = Constraint(grammar, row.max_new_tokens, "characters")
+        row.grammar, row.regex = constraint.dumps(), constraint.regex
+
+    def _reply_from(self, row: Row, output: Any) -> Generation | BackendError:
         """The reply of a finished row."""
         (written,) = output.outputs
+        if written.finish_reason in ("abort", "error"):
+            if row.grammar:
+                raise BackendDown("vLLM cannot compile the grammar of format: constrained (see its log); use lenient")
+            return BackendError(f"vLLM ended the request without a reply ({written.finish_reason})")
         row.tokens = list(written.token_ids)
         row.logprobs = [min(at[token].logprob, 0.0) for token, at in zip(row.tokens, written.logprobs)]
         row.finish = (self.finish_of(row) if row.tokens else None) or Finish.END
@@ -204,7 +222,9 @@ def build(options: EngineOptions) -> VLLMEngine:
     """The engine for the options."""
     if options.model is None:
         raise StepladderError("the vllm engine needs a model: --model FOLDER or a hub name")
-    return VLLMEngine(options.model, dtype=options.dtype, max_batch=options.max_batch)
+    return VLLMEngine(
+        options.model, dtype=options.dtype, max_batch=options.max_batch, chat_template_kwargs=options.chat_options
+    )
 
 
 class _Session(Session):

@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -41,14 +41,21 @@ _ROW = TypeAdapter(QuestionScore)
 #: Metrics that are fields of a row.
 _FIELDS = (
     *("em", "f1", "precision", "recall", "cover_em", "gold_recall", "steps", "searches", "redundant_queries"),
-    *("over_search", "under_search", "tokens_read", "tokens_written"),
+    *("judged", "over_search", "under_search", "tokens_read", "tokens_written"),
 )
 #: The metrics that are averaged over questions, and their value for a question (None if unknown).
 METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
     **{name: attrgetter(name) for name in _FIELDS},
     "searches_made": lambda row: row.searches if row.searches_made is None else row.searches_made,
     "malformed": lambda row: float(row.malformed_steps > 0),
+    "format_errors": lambda row: float(row.malformed_steps),
+    "repaired": lambda row: float(row.repaired_steps),
+    "forced": lambda row: float(row.forced),
 }
+#: Metrics of episodes that continue after a slip; left out where they are 0 or add nothing.
+_OPTIONAL = ("format_errors", "repaired", "forced")
+#: Fields of a row that are written only where they are not 0.
+_OPTIONAL_FIELDS = ("repaired_steps", "forced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class Evaluation(Showable):
     stopped_by: Interrupted | BackendDown | None = None
     #: Whether gold annotations were used to answer (the oracle, or candidates chosen by the gold judge).
     upper_bound: bool = False
+    #: What a paid policy has spent; empty if it is free.
+    paid: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         f1 = f", F1 {interval_text(self.summary().metrics['f1'])}" if self.scores else ""
@@ -105,7 +114,7 @@ class Evaluation(Showable):
         with atomic_folder(folder, what="evaluation") as fresh:
             summary = {_VERSION_KEY: 1, **self.as_json(settings)}
             (fresh / _SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-            rows = "".join(json.dumps(asdict(row)) + "\n" for row in self.scores)
+            rows = "".join(json.dumps(_plain_row(row)) + "\n" for row in self.scores)
             (fresh / _SCORES).write_text(rows, encoding="utf-8")
             write_records(fresh / _TRAJECTORIES, [each for each in self.trajectories if each is not None])
 
@@ -200,7 +209,7 @@ def summarize(scores: Iterable[QuestionScore]) -> Summary:
     metrics = {}
     for name, value_of in METRICS.items():
         known = [value for value in map(value_of, reached) if value is not None]
-        if known:
+        if known and not (name in _OPTIONAL and _adds_nothing(name, known, reached)):
             metrics[name] = mean_interval(known)
     return Summary(
         questions=len(reached),
@@ -212,6 +221,22 @@ def summarize(scores: Iterable[QuestionScore]) -> Summary:
         failures=_counted(row.failure for row in reached if row.failure),
         cancelled=len(rows) - len(reached),
     )
+
+
+#: The end of an error about episodes or trees.
+FULL_WINDOW = (
+    "filled the model's context window before its answer: use a model with a larger window, fewer or shorter passages "
+    "(--topk 1, in a recipe search.k), or an agent with a shorter prompt (-brief)"
+)
+
+
+def check_played(scores: Sequence[QuestionScore]) -> None:
+    """Raise if no episode says anything about the policy: all have failed, or the context window is too small."""
+    reached = [row for row in scores if row.stop is not StopReason.CANCELLED]
+    if reached and all(row.stop is StopReason.FAILED for row in reached):
+        raise StepladderError(f"every episode failed: {reached[0].failure}")
+    if reached and all(row.stop is StopReason.CONTEXT_LIMIT for row in reached):
+        raise StepladderError(f"every episode {FULL_WINDOW}")
 
 
 def compare(ours: Sequence[QuestionScore], theirs: Sequence[QuestionScore], metric: str = "f1") -> Comparison:
@@ -242,6 +267,17 @@ def load_scores(folder: Path) -> tuple[QuestionScore, ...]:
             where = ".".join(str(part) for part in first["loc"]) or "row"
             raise StepladderError(f"{path}:{number}: not a row of an evaluation: {where}: {first['msg']}") from error
     return tuple(rows)
+
+
+def _adds_nothing(name: str, values: Sequence[float], rows: Sequence[QuestionScore]) -> bool:
+    return not any(values) or (name == "format_errors" and all(row.malformed_steps <= 1 for row in rows))
+
+
+def _plain_row(row: QuestionScore) -> dict[str, Any]:
+    left_out = {name for name in _OPTIONAL_FIELDS if not getattr(row, name)} | (
+        {"judged"} if row.judged is None else set()
+    )
+    return {name: value for name, value in asdict(row).items() if name not in left_out}
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:

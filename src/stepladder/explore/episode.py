@@ -1,5 +1,8 @@
 """One episode: an agent works on a question step by step until it answers, writes malformed text or reaches a limit.
 
+The agent's `Play` decides whether a malformed step is answered with a hint, and whether an episode that would end
+without an answer is asked for one. Both follow from the steps so far, so tree searches need no other rules.
+
 In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Trajectory`. `take_step` is a
 single step; `propose_step` and `retrieve_passages` are its halves; `candidates` are several samples of it. Tree
 searches such as MCTS are built from them.
@@ -11,10 +14,13 @@ from functools import partial
 from typing import Any
 
 from stepladder.agents.base import Agent
+from stepladder.agents.formats.play import Format
 from stepladder.core.answer_metrics import normalize
+from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.requests import (
     Algorithm,
     AnyRequest,
+    BestEffort,
     Finish,
     Generate,
     Generation,
@@ -74,22 +80,86 @@ def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, see
 
 def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, seed: int) -> Algorithm[Trajectory]:
     """Add one step as the policy wrote it. The passages of a query are not retrieved yet."""
-    rendered = agent.render(trajectory)
-    if settings.sampling.temperature == 0:
-        seed = 0  # greedy decoding: equal states make equal requests
-    reply: Generation = yield Generate(rendered, agent.stops, settings.sampling, seed, trajectory)
-    if reply.finish is Finish.CONTEXT_FULL and not reply.text:
-        return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
-    action = agent.parse(reply.text, trajectory)
-    read, restarts = new_segments(trajectory, reply.context)
-    step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
-    if action.kind is ActionKind.ANSWER:
-        return trajectory.extend(step, StopReason.ANSWERED)
-    if action.kind is ActionKind.MALFORMED:
-        return trajectory.extend(step, _STOP_BY_LIMIT.get(reply.finish, StopReason.MALFORMED))
-    if len(trajectory.steps) + 1 >= settings.max_steps:  # the passages of a query would never be read
-        return trajectory.extend(step, StopReason.STEP_LIMIT)
-    return trajectory.extend(step)
+    following = _NextStep.of(agent, trajectory, settings)
+    return following.read((yield following.request(seed)))
+
+
+@dataclass(frozen=True, slots=True)
+class _NextStep:
+    """The next step of a trajectory: how it is requested, and how a reply is read. All samples of it share this."""
+
+    agent: Agent
+    trajectory: Trajectory
+    settings: EpisodeConfig
+    #: Whether the agent is asked for its answer.
+    forced: bool
+    #: What the policy reads.
+    context: tuple[Segment, ...]
+    grammar: Grammar | None
+
+    @classmethod
+    def of(cls, agent: Agent, trajectory: Trajectory, settings: EpisodeConfig) -> "_NextStep":
+        forced = must_answer(agent, trajectory, settings)
+        context, grammar = agent.context(trajectory, forced=forced), agent.constraint(trajectory, forced=forced)
+        return cls(agent, trajectory, settings, forced, context, grammar)
+
+    def request(self, seed: int) -> Generate:
+        sampling = self.settings.sampling
+        if sampling.temperature == 0:
+            seed = 0  # greedy decoding: equal states make equal requests
+        return Generate(self.context, self.agent.stop_strings, sampling, seed, self.trajectory, self.grammar)
+
+    def read(self, reply: Generation) -> Trajectory:
+        """The trajectory with the step that was written."""
+        trajectory = self.trajectory
+        if reply.finish is Finish.CONTEXT_FULL and not reply.text:
+            return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
+        action = self.agent.read_action(reply.text, trajectory, forced=self.forced)
+        read, restarts = new_segments(trajectory, reply.context)
+        step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
+        if action.kind is ActionKind.ANSWER:
+            return trajectory.extend(step, StopReason.FORCED if self.forced else StopReason.ANSWERED)
+        after = trajectory.extend(step)
+        return replace(after, stop=_stop_reason(self.agent, after, self.settings, reply.finish, forced=self.forced))
+
+
+def must_answer(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig) -> bool:
+    """Whether the agent is asked for its answer: after the last step, search or slip that is allowed.
+
+    Outside the strict format also after a search that was made before: a policy that repeats one repeats it for ever.
+    """
+    play = agent.play
+    searched_out = play.max_searches is not None and len(trajectory.queries) >= play.max_searches
+    return play.force_answer and (
+        len(trajectory.steps) >= settings.max_steps
+        or trajectory.slips > play.max_format_errors
+        or (searched_out and ActionKind.QUERY in agent.expected(trajectory))
+        or (play.format is not Format.STRICT and repeats_search(trajectory))
+    )
+
+
+def repeats_search(trajectory: Trajectory) -> bool:
+    """Whether any search has the same words as an earlier one."""
+    searches = [action_key(step.action) for step in trajectory.steps if step.action.kind is ActionKind.QUERY]
+    return len(set(searches)) < len(searches)
+
+
+def _stop_reason(
+    agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, finish: Finish, *, forced: bool
+) -> StopReason | None:
+    """Why an episode whose newest step is no answer ends; None if it continues."""
+    play, malformed = agent.play, trajectory.steps[-1].action.kind is ActionKind.MALFORMED
+    broken = _STOP_BY_LIMIT.get(finish, StopReason.MALFORMED)
+    if malformed and (forced or finish is Finish.CONTEXT_FULL):
+        return broken
+    if play.force_answer:
+        return None
+    if malformed and trajectory.slips > play.max_format_errors:
+        return broken
+    searched_out = play.max_searches is not None and len(trajectory.queries) > play.max_searches
+    if len(trajectory.steps) >= settings.max_steps or searched_out:  # the passages of a query would never be read
+        return StopReason.STEP_LIMIT
+    return None
 
 
 def retrieve_passages(trajectory: Trajectory, settings: EpisodeConfig) -> Algorithm[Trajectory]:
@@ -136,16 +206,24 @@ def candidates(
 
     Failed samples are dropped; if all fail, the first error is raised.
     """
-    sample = take_step if retrieve else propose_step
-    sampled = yield from gather(sample(agent, state, settings, seed) for seed in seeds)
+    following = _NextStep.of(agent, state, settings)
+    replies = yield BestEffort([following.request(seed) for seed in seeds])
+
+    def read(reply: Generation | Exception) -> Algorithm[Trajectory]:
+        if isinstance(reply, Exception):
+            raise reply
+        proposed = following.read(reply)
+        return (yield from retrieve_passages(proposed, settings)) if retrieve else proposed
+
+    sampled = yield from gather(map(read, replies))
     equal: dict[tuple[str, str], list[Trajectory]] = {}
     for each in successes(sampled):
-        key = _action_key(each.steps[-1].action) if len(each.steps) > len(state.steps) else ("", "")
+        key = action_key(each.steps[-1].action) if len(each.steps) > len(state.steps) else ("", "")
         equal.setdefault(key, []).append(each)
     return [Candidate(same[0], len(same)) for same in equal.values()]
 
 
-def _action_key(action: Action) -> tuple[str, str]:
+def action_key(action: Action) -> tuple[str, str]:
     """Equal for actions that count as the same; thoughts do not matter."""
     plain = "" if action.kind is ActionKind.MALFORMED else normalize(action.content)
     return action.kind.value, plain or action.content

@@ -8,6 +8,11 @@ Simulations run in waves of `parallel`. The paths of a wave are selected one aft
 expanded and evaluated concurrently, so a single tree keeps an engine busy. The tree depends on its seed alone: random
 draws belong to positions in the tree, not to time or batches. A simulation that fails keeps its virtual loss, so that a
 state that cannot be continued does not attract all other simulations.
+
+With `keep_rollouts` a rollout expands every state on its way and continues with the action that was sampled most
+often. Its last states have siblings with values at once, the others need one more rollout: far fewer calls per group of
+siblings that can be compared, if samples of one state are one call. After a rollout that ended well the next one starts
+near its end, where the way to another end is short; after one that ended badly, at its start.
 """
 
 import math
@@ -57,6 +62,8 @@ class MCTSConfig:
     #: Early stopping: after so many simulations in which no value below the root changed by more than `tolerance`.
     patience: int | None = None
     tolerance: float = 0.01
+    #: Rollouts expand the states on their way: fewer calls per group of siblings with values.
+    keep_rollouts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("simulations", "width", "depth", "parallel"):
@@ -99,6 +106,8 @@ class _SearchNode:
     position: tuple[int, ...] = ()
     prior: float = 1.0
     children: "list[_SearchNode]" = field(default_factory=list)
+    #: Samples with this action when the parent was expanded.
+    samples: int = 1
     visits: int = 0
     total: float = 0.0
     #: Selected simulations that have not been backpropagated: virtual losses, visits with value 0.
@@ -126,6 +135,21 @@ class _SearchNode:
 
         return max(self.children, key=selection_score)
 
+    def only_tried(self) -> "_SearchNode | None":
+        """The only child with a value or a simulation in flight; None if there are more of them or no other child."""
+        tried = [each for each in self.children if each.visits or each.in_flight or each.reward is not None]
+        return tried[0] if len(tried) == 1 < len(self.children) else None
+
+    def has_untried(self) -> bool:
+        """Whether a state on the only way that was tried from here, or this one, has a single child with a value."""
+        tried = [self]
+        while len(tried) == 1 and tried[0].only_tried() is None:
+            tried = [child for child in tried[0].children if child.visits]
+        return len(tried) == 1
+
+
+#: The lowest value of a state whose rollout ended well.
+_ENDED_WELL = 0.5
 
 #: The nodes of a simulation, from the root to a leaf.
 _Path = list[_SearchNode]
@@ -151,7 +175,7 @@ class _Search:
         broken = {leaf: error for leaf, error in zip(expandable, expanded) if error is not None}
         paths = [self._select(path) for path in paths]
         selected = [path for path in paths if path[-1] not in broken]
-        values = yield from gather(self._evaluate(leaf, index) for index, (*_, leaf) in enumerate(selected))
+        values = yield from gather(self._evaluate(path, index) for index, path in enumerate(selected))
         errors = [broken[leaf] for *_, leaf in paths if leaf in broken]
         for path, value in zip(selected, values):
             if isinstance(value, Exception):
@@ -163,10 +187,19 @@ class _Search:
     def _select(self, path: _Path) -> _Path:
         """Extend a path to a leaf; every node added to it gets a virtual loss."""
         while path[-1].children:
-            child = path[-1].best_child(self.settings)
+            child = self._next_child(path[-1])
             child.in_flight += 1
             path.append(child)
         return path
+
+    def _next_child(self, node: _SearchNode) -> _SearchNode:
+        """The best child; with `keep_rollouts` one without a value, if a single sibling has one."""
+        tried = node.only_tried() if self.settings.keep_rollouts else None
+        if tried is None:
+            return node.best_child(self.settings)
+        if tried.value >= _ENDED_WELL and tried.has_untried():
+            return tried
+        return next(child for child in node.children if child is not tried)
 
     def _is_expandable(self, leaf: _SearchNode) -> bool:
         """Whether a leaf gets children: it is not terminal, and was evaluated before or is being evaluated."""
@@ -178,15 +211,18 @@ class _Search:
         settings = self.settings
         seeds = [seed_of(self.seed, "child", *leaf.position, draw) for draw in range(settings.width)]
         found = yield from candidates(self.agent, leaf.trajectory, settings.episode, seeds)
+        if leaf.children:  # another rollout of the wave has passed here
+            return
         sampled = [each.trajectory for each in found]
         if any(len(each.steps) == len(leaf.trajectory.steps) for each in sampled):  # the context window is full
             leaf.trajectory = replace(leaf.trajectory, stop=StopReason.CONTEXT_LIMIT)
             leaf.reward = 0.0
             return
-        for index, (trajectory, prior) in enumerate(zip(sampled, self._priors(sampled), strict=True)):
-            child = _SearchNode(trajectory, len(self.nodes), leaf.number, (*leaf.position, index), prior)
-            if trajectory.stop is not None and settings.ends == "answer":
-                child.reward = outcome(trajectory)
+        for index, (each, prior) in enumerate(zip(found, self._priors(sampled), strict=True)):
+            position = (*leaf.position, index)
+            child = _SearchNode(each.trajectory, len(self.nodes), leaf.number, position, prior, samples=each.count)
+            if each.trajectory.stop is not None and settings.ends == "answer":
+                child.reward = outcome(each.trajectory)
             leaf.children.append(child)
             self.nodes.append(child)
 
@@ -204,8 +240,11 @@ class _Search:
         likelihoods = [math.exp(mean - max(means)) for mean in means]
         return [each / sum(likelihoods) for each in likelihoods]
 
-    def _evaluate(self, leaf: _SearchNode, index: int) -> Algorithm[float]:
-        """The value of a leaf, as seen from the leaf."""
+    def _evaluate(self, path: _Path, index: int) -> Algorithm[float]:
+        """The value of a leaf, as seen from the leaf. With `keep_rollouts` the path is first extended to its end."""
+        if self.settings.keep_rollouts and self.settings.evaluate == "rollout":
+            yield from self._extend(path)
+        leaf = path[-1]
         if leaf.trajectory.stop is not None and leaf.reward is None:
             leaf.reward = (yield from self._score(leaf)) if leaf.trajectory.answer is not None else 0.0
         if leaf.reward is not None:
@@ -219,6 +258,17 @@ class _Search:
         steps = len(end.steps) - len(leaf.trajectory.steps)
         leaf.rollouts.append(Rollout(outcome(end), steps, end.stop, end.answer))
         return self._discounted(leaf, outcome(end), steps)
+
+    def _extend(self, path: _Path) -> Algorithm[None]:
+        """Expand the last state of a path and continue with its most frequent action, to the end of the episode."""
+        while path[-1].trajectory.stop is None and len(path[-1].position) < self.settings.depth:
+            if not path[-1].children:
+                yield from self._expand(path[-1])
+            if not path[-1].children:  # the context window is full
+                return
+            child = max(path[-1].children, key=lambda each: each.samples)
+            child.in_flight += 1
+            path.append(child)
 
     def _score(self, leaf: _SearchNode) -> Algorithm[float]:
         """The score of the newest step, requested once: leaves at the maximum depth are evaluated repeatedly."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
-from stepladder.core.requests import Algorithm, Score
+from stepladder.core.requests import Algorithm, Rank, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import ActionKind, Node, Question, Tree
 from stepladder.explore.episode import EpisodeConfig, candidates, initial_state
@@ -19,8 +19,13 @@ from stepladder.explore.mcts import outcome
 RANK = "rank"
 
 
-def ranked(agent: Agent, question: Question, settings: EpisodeConfig, seed: int, *, n: int) -> Algorithm[Tree]:
-    """Run one episode with the best of `n` sampled actions at every step."""
+def ranked(
+    agent: Agent, question: Question, settings: EpisodeConfig, seed: int, *, n: int, jointly: bool = False
+) -> Algorithm[Tree]:
+    """Run one episode with the best of `n` sampled actions at every step.
+
+    `jointly`: the scorer compares all actions of a state, as RAG-Gym's judge does, instead of scoring each alone.
+    """
     if not question.answers:
         raise StepladderError(f"question {question.id!r} has no answers: the episode cannot be rewarded")
     state = yield from initial_state(agent, question, settings, seed)
@@ -31,10 +36,14 @@ def ranked(agent: Agent, question: Question, settings: EpisodeConfig, seed: int,
         written = [each for each in found if len(each.trajectory.steps) > len(state.steps)]
         if not written:  # the context window is full
             break
-        scores = yield [Score(each.trajectory) for each in written]
+        if jointly:
+            values = yield Rank(tuple(each.trajectory for each in written))
+        else:
+            scores = yield [Score(each.trajectory) for each in written]
+            values = [float(score[-1]) for score in scores]
         first = len(nodes)
-        for each, score in zip(written, scores, strict=True):
-            trajectory, value = each.trajectory, float(score[-1])
+        for each, value in zip(written, values, strict=True):
+            trajectory = each.trajectory
             reward = None if trajectory.stop is None else outcome(trajectory)
             node = Node(len(nodes), current, trajectory.steps[-1], each.count, value, None, trajectory.stop, reward)
             nodes.append(replace(node, scores={RANK: value}))

@@ -1,10 +1,11 @@
-"""The configuration of an environment, and what it opens: questions, retriever, limits, scorer.
+"""The configuration of an environment, and what it opens: questions, retriever, limits, scorer, a server's model.
 
 In: the arguments of `gymnasium.make`. Out: an `EnvBackend` for one environment or shared by many (`environment.py`):
 `run` advances the episodes of all of them together, so that their searches and scores are batched.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -14,16 +15,18 @@ from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 from stepladder.agents import make_agent, name_agent
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, nearest
-from stepladder.core.requests import Algorithm, Result
+from stepladder.core.requests import Algorithm, Result, Sampling
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, DataSet, load_dataset
-from stepladder.driver import Driver, Outcome
+from stepladder.driver import Driver, Failure, Outcome
+from stepladder.engines.openai.server_config import ServerConfig
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.gym import ENV_ID
 from stepladder.gym.spaces import AnyText
 from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.step_judge import GoldScorer
+from stepladder.pipeline.resources import PromptingConfig
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -36,6 +39,19 @@ class EnvConfig(Config):
 
     #: The agent, which renders prompts and parses actions: a name, or a Python file.
     agent: PathStr = "prorag"
+    #: How actions are read (`docs/formats.md`). auto: strict, or lenient with a server. constrained needs a server.
+    format: Literal["auto", "strict", "lenient", "constrained"] = "auto"
+    #: Malformed actions that are answered with a hint, and whether the answer is asked for at a limit. Default: 0 and
+    #: false, or 2 and true if the format is lenient.
+    max_format_errors: int | None = Field(default=None, ge=0)
+    force_answer: bool | None = None
+    #: Searches per episode; then the answer is due. Default: no limit.
+    max_searches: int | None = Field(default=None, ge=1)
+    #: Whether observations end with the beginning of the next action (`<step>`).
+    prime: bool = False
+    #: Files that replace the agent's prompt, and its hint after a malformed action.
+    prompt: PathStr | None = None
+    hint: PathStr | None = None
     #: The name of a data set, or a question file. Default: `atlas-small`, unless `questions` is set.
     data: PathStr | None = None
     #: The split. Default: `train`, or all questions of a question file.
@@ -64,6 +80,16 @@ class EnvConfig(Config):
     max_action: int = Field(default=10_000, ge=1)
     #: Maximum number of characters of an observation. A longer transcript ends its episode (`context_limit`).
     max_observation: int = Field(default=200_000, ge=1)
+    #: A model behind OpenAI-compatible servers that writes actions (`env.unwrapped.write()`): the settings of `server`
+    #: in a recipe.
+    server: ServerConfig | None = None
+    #: Its sampling temperature, and tokens per action.
+    temperature: float = Field(default=0.0, ge=0)
+    max_tokens: int = Field(default=256, ge=1)
+    #: Variables of its chat template.
+    chat_options: dict[str, Any] = Field(default_factory=dict)
+    #: Where the replies and the spend of a server with a budget are kept.
+    spend_folder: PathStr | None = None
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:
@@ -75,6 +101,16 @@ class EnvConfig(Config):
                 raise ValueError(f"found {first} and {second}; leave out one of them, {reason}")
         if self.scorer is not None and self.reward == "outcome":
             raise ValueError("reward='outcome' takes no scorer; use reward='process' or 'both', or leave out scorer")
+        if self.server is None:
+            if self.format == "constrained":
+                raise ValueError("format='constrained' needs a server, which keeps its model to the grammar")
+            for name in ("temperature", "max_tokens", "chat_options", "spend_folder"):
+                if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                    raise ValueError(f"{name} has no effect without a server")
+        elif self.server.model is None:
+            raise ValueError("the server needs the name of its model: server={'model': NAME, 'base_url': URL}")
+        elif (self.server.budget is None) != (self.spend_folder is None):
+            raise ValueError("server.budget and spend_folder, which keeps the spend, must be given together")
         return self
 
 
@@ -84,8 +120,11 @@ class EnvBackend:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self.settings = settings = EnvConfig.read(arguments, ENV_ID)
         name_agent(settings.agent)
-        self.agent = make_agent(settings.agent, check_agent)
-        self.limits = EpisodeConfig(settings.max_steps, settings.k)
+        own = PromptingConfig.read(settings.model_dump(include=set(PromptingConfig.model_fields)), ENV_ID)
+        play = own.play(settings.agent, prompted=settings.server is not None)
+        self.agent = make_agent(settings.agent, check_agent, play=play, prompt=own.prompt, hint=own.hint)
+        sampling = Sampling(settings.temperature, max_tokens=settings.max_tokens)
+        self.limits = EpisodeConfig(settings.max_steps, settings.k, sampling)
         #: Whether questions need gold answers, and whether steps are scored.
         self.uses_answers, self.uses_steps = settings.reward != "process", settings.reward != "outcome"
         data = None
@@ -99,9 +138,18 @@ class EnvBackend:
         for question in self.questions:
             self.check(question)
         scorer = _open_scorer(settings.scorer) if self.uses_steps else None
-        given = settings.retriever
-        self._opened = self._open_index(data) if given is None else None
-        self.driver: Driver | None = Driver(retriever=self._opened if given is None else given, scorer=scorer)
+        retriever = settings.retriever
+        with ExitStack() as opened:
+            if retriever is None and (retriever := self._open_index(data)) is not None:
+                opened.callback(retriever.close)
+            engine = None
+            if (server := settings.server) is not None:
+                assert server.model is not None  # checked by EnvConfig
+                server.check(server.model)
+                folder = None if settings.spend_folder is None else Path(settings.spend_folder)
+                engine = opened.enter_context(closing(server.open(server.model, folder, settings.chat_options)))
+            self._opened = opened.pop_all()
+        self.driver: Driver | None = Driver(engine, retriever, scorer)
 
     def spaces(self) -> tuple[AnyText, AnyText]:
         """The spaces of observations (at the end of an episode they include the last action) and of actions."""
@@ -134,17 +182,15 @@ class EnvBackend:
         if self.driver is None:
             raise StepladderError("the environment is closed: make a new one")
         outcomes = self.driver.run([lambda each=each: each for each in transitions])  # type: ignore[misc]
-        failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+        failures = failures_of(outcomes)
         if failures and len(failures) == len(outcomes):
             raise StepladderError(f"the step failed: {failures[0].reason}")
         return outcomes
 
     def close(self) -> None:
-        """Close the index if it was opened here."""
+        """Close the index if it was opened here, and the connections to the server."""
         self.driver = None
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        self._opened.close()
 
     def _open_index(self, data: DataSet | None) -> Retriever | None:
         if not self.agent.searches:
@@ -157,6 +203,11 @@ class EnvBackend:
                 "server), retriever= (an object), or data= with its own passages, such as 'atlas-small'"
             )
         return BM25Index.from_passages(data.passages)
+
+
+def failures_of(outcomes: Sequence[Outcome[Any]]) -> list[Failure]:
+    """Why some failed."""
+    return [outcome.failure for outcome in outcomes if outcome.failure is not None]
 
 
 #: Cached: generating a data set takes a second, and many environments use the same.

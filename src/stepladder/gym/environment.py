@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.gym.env_config import EnvBackend
-from stepladder.gym.episode_slot import EpisodeSlot, Transition, run_slots
+from stepladder.gym.episode_slot import EpisodeSlot, Transition, run_slots, write_actions
 
 Observations = tuple[str, ...]
 Array = np.ndarray[Any, Any]
@@ -52,6 +52,10 @@ class SearchEnv(gymnasium.Env[str, str]):
         (result,) = run_slots(self.backend, {self.slot: self.slot.act(action)})
         reward = result.reward(self.backend.settings)
         return result.observation, reward, result.terminated, result.truncated, result.info()
+
+    def write(self) -> str:
+        """The next action of the model behind the server (`server` in `EnvConfig`): the argument of `step`."""
+        return write_actions(self.backend, [self.slot])[0]
 
     def render(self) -> str | None:
         """The episode so far as text; None without a render mode."""
@@ -127,6 +131,12 @@ class SearchVectorEnv(VectorEnv[Observations, Iterable[str], Array]):
         truncated = np.array([each.truncated for each in transitions], dtype=np.bool_)
         self._done = terminated | truncated
         return tuple(self._observations), rewards, terminated, truncated, infos
+
+    def write(self) -> Observations:
+        """The next actions of the model behind the server, in concurrent calls; empty where an episode has ended."""
+        running = {index: slot for index, slot in enumerate(self.slots) if slot.is_running}
+        actions = dict(zip(running, write_actions(self.backend, list(running.values()))))
+        return tuple(actions.get(index, "") for index in range(self.num_envs))
 
     def render(self) -> tuple[str, ...] | None:
         """The episodes so far as texts; None without a render mode."""

@@ -22,7 +22,7 @@ from stepladder.core.trace_printer import TracePrinter
 from stepladder.driver import Outcome
 from stepladder.engines.base import cut_at_stop
 from stepladder.explore.episode import episode
-from stepladder.gym.env_config import EnvBackend, EnvConfig
+from stepladder.gym.env_config import EnvBackend, EnvConfig, failures_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,8 @@ class EpisodeSlot:
         self._episode: Algorithm[Trajectory] | None = None
         #: The current state of the episode; None before the first reset.
         self._transition: Transition | None = None
+        #: What the policy is asked for next.
+        self._request: Generate | None = None
         self._printer: TracePrinter | None = None
 
     def start(self, random: np.random.Generator, options: Mapping[str, Any] | None) -> Algorithm[Transition]:
@@ -120,13 +122,25 @@ class EpisodeSlot:
         """Continue the episode with the policy's text."""
         if not isinstance(action, str):
             raise StepladderError(f"an action is the policy's text, a str; found {action!r}")
-        if self._transition is None or self._transition.trajectory.stop is not None:
+        if not self.is_running or self._transition is None:
             raise StepladderError("no episode is running: call reset() before step()")
-        text, stopped = cut_at_stop(str(action), self.backend.agent.stops)  # converts numpy strings
+        text, stopped = cut_at_stop(str(action), self.backend.agent.stop_strings)  # converts numpy strings
         if len(text) > self.backend.settings.max_action:
             text, stopped = text[: self.backend.settings.max_action], False
         finish = Finish.STOP if stopped else Finish.END
         return self._advance(Generation(self._transition.context, Segment(Author.POLICY, text), text, finish))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an episode waits for an action."""
+        return self._transition is not None and self._transition.trajectory.stop is None
+
+    def write(self) -> Algorithm[str]:
+        """The next action of the model behind the server."""
+        if self._request is None or not self.is_running:
+            raise StepladderError("no episode is running: call reset() before write()")
+        reply: Generation = yield self._request
+        return reply.text
 
     def finish_step(self, outcome: Outcome[Transition]) -> Transition:
         """Store the result of a step."""
@@ -169,6 +183,7 @@ class EpisodeSlot:
                 else:
                     request = self._episode.send((yield request))
             assert request.trajectory is not None
+            self._request = request
             trajectory, context = request.trajectory, request.context
         except StopIteration as end:
             trajectory, context = end.value, end.value.context()
@@ -194,6 +209,16 @@ def run_slots(backend: EnvBackend, pending: Mapping[EpisodeSlot, Algorithm[Trans
         for slot in pending:
             slot.abandon()
         raise
+
+
+def write_actions(backend: EnvBackend, slots: Sequence[EpisodeSlot]) -> list[str]:
+    """The next actions of the model behind the server, in concurrent calls. Changes no episode."""
+    if backend.settings.server is None:
+        raise StepladderError("no model writes actions here: make the environment with server={'model': NAME, ...}")
+    outcomes = backend.run([slot.write() for slot in slots])
+    if failures := failures_of(outcomes):
+        raise StepladderError(f"{len(failures)} of {len(slots)} actions were not written: {failures[0].reason}")
+    return [outcome.value or "" for outcome in outcomes]
 
 
 def _text_of(context: Sequence[Segment]) -> str:

@@ -100,6 +100,10 @@ def _check_gold_step(agent: Agent, trajectory: Trajectory) -> Trajectory:
         (parsed.kind, parsed.content) == (intended.kind, intended.content),
         f"write and parse disagree: {intended} became {parsed}",
     )
+    grammar = agent.grammar(trajectory)
+    if grammar is not None:
+        allowed = re.fullmatch(grammar.regex(), text) is not None
+        expect(allowed, f"the grammar does not allow what write returns: {text!r}")
     read, restarts = new_segments(trajectory, agent.render(trajectory))
     found = _PASSAGES if parsed.kind is ActionKind.QUERY else ()
     step = Step(read, Segment(Author.POLICY, text), parsed, found, restarts)

@@ -23,6 +23,14 @@ from stepladder.pipeline.run_folder import RunFolder, is_run
 #: Settings by the names that users give them, and the recipe keys that they set.
 KEYS = {
     "agent": "agent",
+    "format": "prompting.format",
+    "max_format_errors": "prompting.max_format_errors",
+    "force_answer": "prompting.force_answer",
+    "max_searches": "prompting.max_searches",
+    "prime": "prompting.prime",
+    "prompt": "prompting.prompt",
+    "hint": "prompting.hint",
+    "chat_options": "prompting.chat_options",
     "data": "data.name",
     "world_seed": "data.world_seed",
     "index": "data.index",
@@ -30,6 +38,13 @@ KEYS = {
     "max_steps": "episode.max_steps",
     "max_tokens": "episode.max_tokens",
     "engine": "engine",
+    "base_url": "server.base_url",
+    "api": "server.api",
+    "concurrency": "server.concurrency",
+    "timeout": "server.timeout",
+    "grammar": "server.grammar",
+    "policy_budget": "server.budget",
+    "prices": "server.prices",
     "device": "device",
     "dtype": "dtype",
     "batch_size": "batch_size",
@@ -60,6 +75,8 @@ def with_settings(plain: object, given: Mapping[str, Any]) -> SharedConfig:
             plain = with_value(plain, ["data", key], None)
         for key in ("holdout", "warmup"):
             plain = with_value(plain, ["data", key], 0)
+    if given.get("engine") == "openai":  # OpenAI's own server, unless another is given
+        plain = with_value(plain, ["server"], plain.get("server") or {} if isinstance(plain, Mapping) else {})
     for name, key in KEYS.items():
         if given.get(name) is not None:
             value = given[name]

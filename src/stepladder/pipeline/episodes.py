@@ -5,15 +5,17 @@ kill, stored episodes are not sampled again; of several processes, the main one 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import Question, StopReason, Trajectory
+from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
-from stepladder.evaluation.evaluator import Evaluation, evaluate
+from stepladder.evaluation.evaluator import Evaluation, check_played, evaluate
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.guide_config import GuideConfig
-from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.stage import POLICY, Task
 
 
@@ -27,16 +29,23 @@ def evaluate_policy(
     label: str,
     guide: GuideConfig | None = None,
     reward: str | None = None,
+    folder: Path | None = None,
 ) -> Evaluation:
-    """Run one episode per question and score it. `reward`: the reward model, for a guide that uses one."""
+    """Run one episode per question and score it. `reward`: the reward model, for a guide that uses one. `folder`: for
+    the replies and the spend of a paid policy.
+    """
     scorer, choose = (None, None) if guide is None else (guide.scorer(context, reward), guide.guide())
-    with context.engine(policy) as engine, Progress(label, len(questions)) as watch:
+    with context.engine(policy, folder=folder) as engine, Progress(label, len(questions)) as watch:
         driver = Driver(engine, context.retriever, scorer)
-        result = evaluate(driver, context.agent, questions, episode, guide=choose, seed=seed, watch=watch)
+        agent = context.agent_of(policy)
+        result = evaluate(driver, agent, questions, episode, guide=choose, seed=seed, watch=watch)
+        result = replace(result, paid=paid_by(engine))
     if result.stopped_by is not None:
         raise result.stopped_by
-    if all(row.stop is StopReason.FAILED for row in result.scores):
-        raise StepladderError(f"{label}: every episode failed: {result.scores[0].failure}")
+    try:
+        check_played(result.scores)
+    except StepladderError as error:
+        raise StepladderError(f"{label}: {error}") from error
     return result
 
 
@@ -46,9 +55,10 @@ def sampled_episodes(
     """Sampled episodes of the stage's policy; failed episodes are missing."""
     from stepladder.train.transcripts.sampled_episodes import policy_episodes  # imports torch
 
+    policy = task.inputs[POLICY]
     return policy_episodes(
-        context.training(task, questions, dev=False),
-        lambda: context.engine(task.inputs[POLICY]),
+        replace(context.training(task, questions, dev=False), agent=context.agent_of(policy)),
+        lambda: context.engine(policy, folder=task.folder),
         questions,
         num_generations=num_generations,
         temperature=temperature,

@@ -8,18 +8,19 @@ included: they change results only by rounding, so a run may be resumed on anoth
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
-from stepladder.agents import is_agent_file
+from stepladder.agents import Play, is_agent_file
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.data import DATA_SETS, data_files
 from stepladder.models import NAMED, builtin_folder, is_gguf_file, is_model_folder
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import BASE, ORACLE, DataConfig
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER, DataConfig, SharedConfig
 from stepladder.pipeline.stages import get_stage
 from stepladder.retrieval.factory import retriever_info
 
@@ -31,18 +32,22 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
     shared = {
         "seed": recipe.seed,
         "agent": agent_content(recipe.shared.agent),
+        **_prompting_ingredients(recipe.shared),
         "dtype": recipe.shared.dtype,
         **dict(_flat("search", recipe.shared.search.model_dump(mode="json", exclude={"device"}, exclude_none=True))),
         **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
         **_data_ingredients(recipe.shared.data),
     }
-    needs_base = any(BASE in stage.inputs.values() for stage in recipe.stages)
-    base = _policy_content(recipe.shared.policy) if needs_base else ""
+    model = recipe.shared
+    served = f"{model.served_model} behind a server ({model.server.api})" if model.server else ""
+    needs_base = any(BASE in stage.inputs.values() for stage in recipe.stages) and model.engine != "openai"
+    base = _policy_content(model.policy) if needs_base else served
     found: dict[str, Ingredients] = {}
     for stage in recipe.stages:
-        taken = [source for source in stage.inputs.values() if source not in (BASE, ORACLE)]
+        taken = [source for source in stage.inputs.values() if source not in (BASE, ORACLE, SERVER)]
         sources = {f"result of stage {name}": fingerprint(found[name]) for name in taken}
         policy = {"policy": base} if BASE in stage.inputs.values() else {}
+        policy |= {"server": served} if SERVER in stage.inputs.values() else {}
         kind = get_stage(stage.kind)
         version = {f"version of {stage.kind}": kind.version}
         free = {f"stages.{stage.name}.{setting}" for setting in kind.not_fingerprinted | stage.settings.inert()}
@@ -92,6 +97,20 @@ def _outside(stage: Stage) -> Ingredients:
 def agent_content(agent: str) -> str:
     """The identity of an agent: its name, or the content of its file."""
     return f"content {content(Path(agent))}" if is_agent_file(agent) else agent
+
+
+def _prompting_ingredients(shared: SharedConfig) -> Ingredients:
+    """How text is played, where it is not strict, and the texts and options that replace the agent's own."""
+    prompting = shared.prompting
+    play = prompting.play(shared.agent)
+    files = {"prompt": prompting.prompt, "hint": prompting.hint}
+    found: Ingredients = {} if play == Play() else {f"prompting.{name}": value for name, value in asdict(play).items()}
+    for name, path in files.items():
+        if path is not None:
+            if not path.is_file():
+                raise StepladderError(f"prompting.{name}: the file {path} does not exist")
+            found[f"prompting.{name}"] = f"content {content(path)}"
+    return found | ({"prompting.chat_options": prompting.chat_options} if prompting.chat_options else {})
 
 
 def _policy_content(policy: str) -> str:

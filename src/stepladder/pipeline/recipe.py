@@ -19,7 +19,7 @@ from stepladder.core.io.files import expand_path
 from stepladder.core.io.masking import masked
 from stepladder.core.seeding import seed_of
 from stepladder.core.unused_settings import UnusedSetting, without_setting
-from stepladder.pipeline.resources import BASE, ORACLE, SharedConfig
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER, SharedConfig
 from stepladder.pipeline.stages import STAGES, StageSpec, get_stage
 
 #: A stage's name is the name of its folder: letters that every file system distinguishes.
@@ -97,6 +97,7 @@ class Recipe:
             while True:
                 try:
                     stages.append(_read_stage(name, entry or {}, stages, where))
+                    _check_server(stages[-1], written, key_path(where, f"stages.{name}"))
                     break
                 except UnusedSetting as error:
                     dropped = [each for each in error.names if leave_out(f"stages.{name}.{each}")]
@@ -117,7 +118,7 @@ class Recipe:
         return {
             "name": self.name,
             "seed": self.seed,
-            **self.shared.model_dump(mode="json"),
+            **self.shared.plain(),
             "stages": {stage.name: stage.plain() for stage in self.stages},
         }
 
@@ -280,8 +281,8 @@ def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where:
     except UnknownName as error:
         advice = "" if "kind" in entry else f" Add `kind:` with one of: {', '.join(sorted(STAGES))}."
         raise StepladderError(f"{here}: {error}.{advice}") from error
-    if name in (BASE, ORACLE) and "policy" in kind.outputs:
-        raise StepladderError(f"{here}: a stage that trains a policy cannot be called {BASE} or {ORACLE}")
+    if name in (BASE, ORACLE, SERVER) and "policy" in kind.outputs:
+        raise StepladderError(f"{here}: a stage that trains a policy cannot be called {BASE}, {ORACLE} or {SERVER}")
     own = {key: value for key, value in entry.items() if key != "kind" and key not in kind.inputs}
     for key in own:
         if key not in kind.config.model_fields:
@@ -295,10 +296,26 @@ def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where:
     return Stage(name, str(kind_name), inputs, settings)
 
 
+def _check_server(stage: Stage, shared: SharedConfig, here: str) -> None:
+    """Raise if a stage is played by a server that is not given, or trains a model behind one."""
+    source = stage.inputs.get("policy")
+    if source == SERVER and shared.server is None:
+        raise StepladderError(
+            f"{key_path(here, 'policy')}: the recipe has no server: add server.model and server.base_url"
+        )
+    if source == BASE and shared.engine == "openai" and not get_stage(stage.kind).accepts_server:
+        raise StepladderError(
+            f"{here}: the policy {shared.policy!r} is behind a server (engine: openai) and cannot be trained: set "
+            "policy to a local model, engine to transformers, and `policy: server` in the stages that the server plays"
+        )
+
+
 def _source(role: str, named: object, kind: StageSpec, before: list[Stage], here: str) -> str:
     """The source of an input: the named stage, else the newest stage that writes this role, else the base policy."""
     makers = [stage.name for stage in before if role in get_stage(stage.kind).outputs]
-    others = [] if role != "policy" else [BASE, ORACLE] if kind.accepts_oracle else [BASE]
+    others = [] if role != "policy" else [BASE]
+    others += [ORACLE] if others and kind.accepts_oracle else []
+    others += [SERVER] if others and kind.accepts_server else []
     if named is None:
         if makers:
             return makers[-1]

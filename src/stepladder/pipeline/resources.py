@@ -7,6 +7,7 @@ code: an agent file is only executed when `RunContext.agent` is first used.
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -15,7 +16,8 @@ from pydantic import AfterValidator, ByteSize, Field, model_validator
 from rich.console import Console
 
 from stepladder import agents
-from stepladder.agents import Agent, is_agent_file, make_agent
+from stepladder.agents import Agent, Play, is_agent_file, make_agent
+from stepladder.agents.formats.play import Format
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
@@ -26,6 +28,8 @@ from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, load_dataset, open_files
 from stepladder.data.sampling import WARMUP, held_out, with_warmup
 from stepladder.engines import ENGINES, Engine, make_engine
+from stepladder.engines.openai.server_config import ServerConfig
+from stepladder.engines.spend.response_cache import CachedEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.base import ScorerOptions
 from stepladder.judges.registry import make_scorer
@@ -40,8 +44,9 @@ from stepladder.train.loop.trackers import ReportTo
 if TYPE_CHECKING:
     from stepladder.pipeline.stage import Task
 
-#: Names in place of a policy: the initial policy of the recipe, and the oracle, which replays gold decompositions.
-BASE, ORACLE = "base", "oracle"
+#: Names in place of a policy: the initial policy of the recipe, the oracle, which replays gold decompositions, and the
+#: model behind the recipe's server.
+BASE, ORACLE, SERVER = "base", "oracle", "server"
 
 
 def _absolute(path: Path) -> Path:
@@ -54,9 +59,9 @@ def _known_agent(name: str) -> str:
     return agents.AGENTS.checked(name)
 
 
-def _in_process_engine(name: str) -> str:
-    if name in ("openai", ORACLE):  # a server is not trained, and the oracle is a policy: `policy: oracle`
-        raise ValueError(f"expected an engine that runs a model in this process, found {name!r}")
+def _engine_of_a_model(name: str) -> str:
+    if name == ORACLE:  # it is a policy: `policy: oracle`
+        raise ValueError(f"expected an engine that runs a model, found {name!r}")
     return ENGINES.checked(name)
 
 
@@ -129,6 +134,51 @@ class LimitConfig(Config):
     max_tokens: int = Field(default=256, ge=1)
 
 
+class PromptingConfig(Config):
+    """How the policy's text is read, what follows a slip or a limit, and the texts that it is prompted with."""
+
+    #: strict: exactly the agent's format. lenient: the first complete action counts. constrained: decoding follows the
+    #: agent's grammar. auto: strict for -brief agents and agent files, else lenient; lenient for all served agents.
+    format: Literal["auto", "strict", "lenient", "constrained"] = "auto"
+    #: Malformed steps per episode that are answered with a hint; null is 2, or 0 if the format is strict.
+    max_format_errors: int | None = Field(default=None, ge=0)
+    #: Ask once for the answer when an episode would end without one; null is true, or false if the format is strict.
+    force_answer: bool | None = None
+    #: Searches per episode; then the answer is due. null is no limit.
+    max_searches: int | None = Field(default=None, ge=1)
+    #: Lead a model that was not trained on the format: begin its turns for it (`<step>`, `Thought:`), or, constrained,
+    #: leave out the thought before the only possible action. null is true, except for: strict; lenient behind a chat
+    #: server; constrained with a -brief agent or an agent file.
+    prime: bool | None = None
+    #: A file that replaces the agent's prompt.
+    prompt: AbsolutePath | None = None
+    #: A file that replaces the agent's hint after a malformed step.
+    hint: AbsolutePath | None = None
+    #: Variables of the chat template, such as {enable_thinking: false}.
+    chat_options: dict[str, Any] = Field(default_factory=dict)
+
+    def play(self, agent: str, *, prompted: bool | None = None, remote: bool | None = None) -> Play:
+        """The rules for an agent. `prompted`: of the format auto, lenient (a server) or strict (the oracle).
+
+        `remote`: whether the policy is behind a chat server; by default if it is certainly prompted.
+        """
+        built_in = not is_agent_file(agent)
+        lenient = built_in and (not agent.endswith("-brief") if prompted is None else prompted)
+        name = ("lenient" if lenient else "strict") if self.format == "auto" else self.format
+        led = {
+            "strict": False,
+            "lenient": not (bool(prompted) if remote is None else remote),
+            "constrained": built_in and not agent.endswith("-brief"),
+        }
+        given = {
+            "max_format_errors": self.max_format_errors,
+            "force_answer": self.force_answer,
+            "prime": led[name] if self.prime is None else self.prime,
+        }
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(Play.of(name), max_searches=self.max_searches, **changes)
+
+
 class SharedConfig(Config):
     """Settings shared by all stages of a run."""
 
@@ -138,11 +188,15 @@ class SharedConfig(Config):
     policy: Annotated[str, Field(min_length=1), AfterValidator(absolute_if_folder)] = "nano"
     #: A built-in agent, or a Python file with your own.
     agent: Annotated[str, AfterValidator(_known_agent)] = "prorag"
+    prompting: PromptingConfig = PromptingConfig()
     data: DataConfig = DataConfig()
     search: SearchConfig = SearchConfig()
     episode: LimitConfig = LimitConfig()
-    #: Generation backend of a policy.
-    engine: Annotated[str, AfterValidator(_in_process_engine)] = "transformers"
+    #: Generation backend of a policy. openai: `policy` is the name of a model behind `server`, which stages can play
+    #: and not train.
+    engine: Annotated[str, AfterValidator(_engine_of_a_model)] = "transformers"
+    #: A model behind OpenAI-compatible servers. Stages with `policy: server` are played by it.
+    server: ServerConfig | None = None
     device: str = "auto"
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     #: Largest generation batch of a local model.
@@ -152,12 +206,46 @@ class SharedConfig(Config):
     #: Experiment trackers of all training stages: tensorboard, wandb, trackio, mlflow. A stage may name its own.
     report_to: ReportTo = ()
 
+    @model_validator(mode="after")
+    def _server_is_given(self) -> "SharedConfig":
+        if self.engine == "openai" and self.server is None:
+            raise ValueError("engine: openai needs the server: server.base_url, or `server: {}` for OpenAI's own")
+        if self.server is not None and self.server.model is None and self.engine != "openai":
+            raise ValueError("the server needs the name of its model: server.model")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data with every value; without the prompting that every agent has by default, and without no server."""
+        left_out = ("prompting", self.prompting == PromptingConfig()), ("server", self.server is None)
+        return self.model_dump(mode="json", exclude={name for name, unset in left_out if unset})
+
+    @property
+    def served_model(self) -> str:
+        """The name of the model on the server."""
+        return (self.server.model if self.server is not None else None) or self.policy
+
+
+def paid_by(engine: Engine) -> dict[str, Any]:
+    """What a paid policy has spent, for the summary of a stage; empty if it is free."""
+    return {"policy_spend": asdict(engine.spend())} if isinstance(engine, CachedEngine) else {}
+
 
 class RunContext:
     """The shared resources of a run. `console` receives notices of the stages."""
 
-    def __init__(self, settings: SharedConfig, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        settings: SharedConfig,
+        console: Console | None = None,
+        *,
+        prompted: bool | None = None,
+        remote: bool | None = None,
+    ) -> None:
+        """`prompted`: whether the policy is certainly a prompted model, or certainly none (the oracle). `remote`:
+        whether it is behind a chat server, by default if it is certainly prompted.
+        """
         self.settings = settings
+        self._prompted, self._remote = prompted, remote
         self.console = console or Console(stderr=True)
         self._announced: set[str] = set()
         set_cache_limit(settings.memory)
@@ -165,7 +253,15 @@ class RunContext:
     @cached_property
     def agent(self) -> Agent:
         """The agent. An agent file is executed here, if the user named or trusted it (`agents/agent_trust.py`)."""
-        return make_agent(self.settings.agent, check_agent)
+        settings, prompting = self.settings, self.settings.prompting
+        play = prompting.play(settings.agent, prompted=self._prompted, remote=self._remote)
+        return make_agent(settings.agent, check_agent, play=play, prompt=prompting.prompt, hint=prompting.hint)
+
+    def agent_of(self, policy: str) -> Agent:
+        """The agent as a policy plays it: a model behind a server is prompted, whatever the agent."""
+        if policy != SERVER or self._prompted is not None:
+            return self.agent
+        return self.agent.playing(self.settings.prompting.play(self.settings.agent, prompted=True))
 
     @cached_property
     def data(self) -> DataSet:
@@ -195,6 +291,18 @@ class RunContext:
                 f"the agent '{self.agent.name}' searches, but there is no index: add --index DIR (or a server URL), in "
                 "a recipe data.index (`stepladder index build CORPUS --out DIR` builds one)"
             )
+
+    def check_server(self) -> None:
+        """Raise if the recipe's server has a budget in dollars and its model no price."""
+        if self.settings.server is not None:
+            self.settings.server.check(self.settings.served_model)
+
+    def check_decoding(self, *, trains: bool) -> None:
+        """Raise if a model in process is to be constrained, or trained so, and the library for that is missing."""
+        if self.agent.play.format is Format.CONSTRAINED and (trains or self.settings.engine == "transformers"):
+            from stepladder.engines.transformers.constrained import import_llguidance
+
+            import_llguidance()
 
     def expect_answers(self, split: str) -> None:
         """Raise if no question of a split has an answer, or the agent searches and there is no index."""
@@ -260,15 +368,26 @@ class RunContext:
         return make_scorer(name, ScorerOptions(reward, self.settings.device, self.settings.dtype, **options))
 
     @contextmanager
-    def engine(self, policy: str | None, name: str | None = None, **options: Any) -> Iterator[Engine]:
+    def engine(
+        self, policy: str | None, name: str | None = None, *, folder: Path | None = None, **options: Any
+    ) -> Iterator[Engine]:
         """The generation engine of a policy, closed on exit; by default the engine of the settings.
 
-        `options` are of `make_engine`, beyond those in the settings.
+        `folder`: where the replies and the spend of a paid server are kept. `options` are of `make_engine`, beyond
+        those in the settings.
         """
-        shared = self.settings
-        if policy == ORACLE:
+        shared, chat_options = self.settings, self.settings.prompting.chat_options
+        if policy == SERVER:
+            policy, name = shared.served_model, "openai"
+        elif policy == ORACLE:
             policy, name = None, ORACLE
-        common = {"device": shared.device, "dtype": shared.dtype, "max_batch": shared.batch_size}
-        made = make_engine(name or shared.engine, self.agent, model=policy, **common, **options)
+        name = name or ("transformers" if shared.engine == "openai" else shared.engine)
+        if name == "openai" and policy is not None:
+            made = (shared.server or ServerConfig()).open(policy, folder, chat_options)
+        else:
+            common: dict[str, Any] = {"device": shared.device, "dtype": shared.dtype, "max_batch": shared.batch_size}
+            if chat_options:
+                common["chat_options"] = chat_options
+            made = make_engine(name, self.agent, model=policy, **common, **options)
         with closing(made) as engine:
             yield engine

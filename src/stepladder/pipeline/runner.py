@@ -21,7 +21,7 @@ from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
 from stepladder.pipeline.policy_choice import PolicyChoice, Regression, choose_policy, regressions, score_policies
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import BASE, ORACLE, RunContext
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER, RunContext
 from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord, claim
 from stepladder.pipeline.session_info import describe_session
 from stepladder.pipeline.stage import POLICY, Task
@@ -118,6 +118,8 @@ def run_recipe(
                 own = getattr(stage.settings, "report_to", ())
                 check_trackers(recipe.shared.report_to if own is None else own)
                 get_stage(stage.kind).check(stage.settings, context)
+                if stage.inputs.get("policy") not in (None, ORACLE, SERVER):
+                    context.check_decoding(trains=stage.kind == "grpo")
         session = describe_session(recipe) if left else None
         if stale and confirm is not None:
             confirm(stale)
@@ -231,11 +233,11 @@ def _run_stage(
 
 
 def _path_of(role: str, source: str, run: RunFolder, recipe: Recipe) -> str:
-    """The path of an input; a model name and `oracle` are returned unchanged."""
-    if source == ORACLE:
-        return ORACLE
+    """The path of an input; a model name, `oracle` and `server` are returned unchanged."""
+    if source in (ORACLE, SERVER):
+        return source
     if source == BASE:
-        return recipe.shared.policy
+        return SERVER if recipe.shared.engine == "openai" else recipe.shared.policy
     record = run.done(source)
     assert record is not None, "stages run in order"
     return str(run.path / source / record.outputs[role])

@@ -3,13 +3,14 @@
     reasonrag   UCT, c 1.414, 2 children, 64 simulations, depth 7, F1 decayed by 0.9 per step
     prorag      PUCT, c 2.5, 5 children, 200 simulations, depth 10, F1 discounted by 0.99 per step
     laptop      as prorag, with few simulations and early stopping: minutes for a small model on a CPU
+    server      as prorag, with fewer simulations and kept rollouts: the fewest calls per group of siblings with values
 
 In: the name of a preset and overrides. Out: `ExploreConfig` with every value filled in.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -18,11 +19,13 @@ from stepladder.core.requests import Sampling
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.mcts import MCTSConfig, Selection
 from stepladder.judges.llm.config import LLMJudgeConfig
+from stepladder.judges.llm.llm_judge import Mode
 
 _PRORAG = {"selection": "puct", "c": 2.5, "width": 5, "simulations": 200, "depth": 10, "gamma": 0.99}
 PRESETS: dict[str, dict[str, Any]] = {
     "reasonrag": {"selection": "uct", "c": 1.414, "width": 2, "simulations": 64, "depth": 7, "decay": 0.9},
     "prorag": {**_PRORAG, "temperature": 0.9, "top_p": 0.95},
+    "server": {**_PRORAG, "simulations": 64, "temperature": 0.9, "top_p": 0.95, "keep_rollouts": True},
     "laptop": {**_PRORAG, "simulations": 32, "temperature": 1.2, "patience": 16},
 }
 
@@ -37,24 +40,38 @@ class TreeStageConfig(Config):
     questions: int | None = Field(default=64, ge=1)
     #: Equally many questions for each number of searches needed.
     balance: bool = True
-    #: The LLM that scores steps, if one does, and its budget. Its mode is always `score`.
+    #: The LLM that scores or ranks steps, if one does, and its budget.
     llm: LLMJudgeConfig | None = None
     #: Concurrent trees, all of which are in memory.
     max_concurrent_trees: int = Field(default=64, ge=1)
 
+    #: Modes of the LLM that this stage can use; the first is the default.
+    llm_modes: ClassVar[tuple[Mode, ...]] = ("value", "score")
+
     def unused(self) -> Mapping[str, str]:
-        """The LLM scores each step alone, and its scores are not compared."""
-        if self.llm is None:
-            return {}
-        names = ["llm.order", "llm.score_margin"] + (["llm.mode"] if self.llm.mode != "score" else [])
-        return dict.fromkeys(names, "in a tree search (its mode is always score, and every step is scored alone)")
+        """Scores are not compared with each other."""
+        return (
+            {}
+            if self.llm is None
+            else {"llm.score_margin": "with an LLM in this stage (its scores make no preferences here)"}
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_of_the_stage(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(llm := data.get("llm"), dict):
+            return data
+        mode = llm.get("mode", cls.llm_modes[0])
+        if mode in get_args(Mode) and mode not in cls.llm_modes:
+            raise ValueError(f"llm.mode: expected {' or '.join(cls.llm_modes)} in this stage, found {mode!r}")
+        return {**data, "llm": {**llm, "mode": mode}}
 
 
 class ExploreConfig(TreeStageConfig):
     """The questions to explore, and the search settings of their trees."""
 
     #: Source of the values below that are not given.
-    preset: Literal["reasonrag", "prorag", "laptop"] = "laptop"
+    preset: Literal["reasonrag", "prorag", "server", "laptop"] = "laptop"
     simulations: int = Field(default=200, ge=1)
     #: Steps sampled per state; equal ones become one child.
     width: int = Field(default=5, ge=1)
@@ -72,6 +89,9 @@ class ExploreConfig(TreeStageConfig):
     rollout_temperature: float = Field(default=0.0, ge=0)
     #: Value of a leaf: a rollout to the end of the episode, or the score of its newest step.
     evaluate: Literal["rollout", "gold", "llm"] = "rollout"
+    #: Rollouts expand the states on their way: fewer calls per group of siblings with values, where samples of one
+    #: state are one call.
+    keep_rollouts: bool = False
     #: Concurrent simulations per tree.
     parallel: int = Field(default=4, ge=1)
     #: Early stopping: stop when no value below the root changed by more than `tolerance` in this many simulations.
@@ -88,10 +108,15 @@ class ExploreConfig(TreeStageConfig):
         """Settings of rollouts and of early stopping."""
         found = {}
         if self.evaluate != "rollout":
-            found["rollout_temperature"] = f"with evaluate: {self.evaluate} (there are no rollouts)"
+            names = ("rollout_temperature", "keep_rollouts")
+            found = dict.fromkeys(names, f"with evaluate: {self.evaluate} (there are no rollouts)")
         if self.patience is None:
             found["tolerance"] = "with patience: null (there is no early stopping)"
         return {**super().unused(), **found}
+
+    def inert(self) -> frozenset[str]:
+        """`keep_rollouts`, unless it is set."""
+        return super().inert() | (frozenset() if self.keep_rollouts else frozenset({"keep_rollouts"}))
 
     @model_validator(mode="before")
     @classmethod

@@ -98,8 +98,9 @@ class StageSpec:
     unused_inputs: Callable[[Any], frozenset[str]] = lambda settings: frozenset()  # noqa: ARG005
     #: (settings, context): raises if the stage could not run. Called for all stages before the first one starts.
     check: Callable[[Any, RunContext], None] = lambda settings, context: None  # noqa: ARG005
-    #: Whether `policy: oracle` is accepted.
+    #: Whether `policy: oracle` is accepted, and `policy: server`: a stage that trains the policy cannot.
     accepts_oracle: bool = False
+    accepts_server: bool = False
     #: Settings that name a file or folder outside of the run: fingerprinted by content.
     external_files: tuple[str, ...] = ()
     #: Files in the stage's folder that stay valid under any settings, such as paid LLM responses.

@@ -51,6 +51,12 @@ def _first(numbers: Numbers, names: Iterable[str]) -> int | None:
     return next((numbers[name] for name in names if isinstance(numbers.get(name), int)), None)
 
 
+def policy_lines(numbers: Numbers) -> dict[str, str]:
+    """What a policy behind a paid server has spent."""
+    spend = {name: value for name, value in numbers.get("policy_spend", {}).items() if value is not None}
+    return {"spend of the policy": format_counts(spend)}
+
+
 def judge_lines(numbers: Numbers) -> dict[str, str]:
     """Requests, problems and spend of an LLM judge."""
     problems = "; ".join(f"{count:,} times {problem}" for problem, count in numbers.get("problems", {}).items())

@@ -8,12 +8,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.trace import StopReason
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
+from stepladder.evaluation.evaluator import FULL_WINDOW
 from stepladder.explore.tree_store import Grow, explore, read_trees, throughput_note
 from stepladder.explore.values import monte_carlo
-from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.search_config import TreeStageConfig
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task
 
@@ -24,8 +26,9 @@ _CACHED_GENERATIONS = 16_384
 
 
 def check_tree_stage(settings: TreeStageConfig, context: RunContext) -> None:
-    """Questions must have answers, there must be an index if the agent searches, and a price for a paid judge."""
+    """Questions must have answers, there must be an index if the agent searches, and prices for paid models."""
     context.expect_answers(settings.split)
+    context.check_server()
     if settings.llm is not None:
         settings.llm.check()
 
@@ -38,7 +41,7 @@ def grow_trees(
     questions = sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance)
     path = task.folder / FILE
     with ExitStack() as stack:
-        engine = stack.enter_context(context.engine(task.inputs[POLICY]))
+        engine = stack.enter_context(context.engine(task.inputs[POLICY], folder=task.folder))
         scores = None
         if scorer is not None:
             made = context.scorer(scorer, task.inputs.get(REWARD), llm=settings.llm, folder=task.folder)
@@ -54,9 +57,13 @@ def grow_trees(
         watch = stack.enter_context(Progress(task.name, len(questions), note=note))
         explored = explore(driver, questions, grow, path, seed=task.seed, watch=watch)
         judged = scores.summary() if scores is not None else {}
+        paid = paid_by(engine)
     if explored.failures.total() == len(questions):
         path.unlink()  # nothing to resume from
         raise StepladderError(f"{task.name}: every tree failed: {next(iter(explored.failures))}")
+    if _window_is_too_small(path):
+        path.unlink()
+        raise StepladderError(f"{task.name}: every branch of every tree {FULL_WINDOW}")
     summary = {
         "trees": explored.made + explored.known,
         **tree_numbers(path),
@@ -66,8 +73,20 @@ def grow_trees(
         "tokens_written": driver.counts.usage.written if explored.known == 0 else None,
         "shared": round(driver.counts.shared, 3),
         **judged,
+        **paid,
     }
     return StageResult(summary, {TREES: path})
+
+
+def _window_is_too_small(path: Path) -> bool:
+    """Whether no branch of any tree ended otherwise than at the context limit."""
+    ended = False
+    for tree in read_trees(path):
+        stops = {node.stop for node in tree.nodes} | {end.stop for node in tree.nodes for end in node.rollouts}
+        if stops - {StopReason.CONTEXT_LIMIT, None}:
+            return False
+        ended |= StopReason.CONTEXT_LIMIT in stops
+    return ended
 
 
 def tree_numbers(path: Path) -> dict[str, float]:

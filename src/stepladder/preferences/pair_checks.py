@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from stepladder.agents.base import Agent, one_line, question_line
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import read_records
-from stepladder.core.trace import Author, Pair, Question, Segment, Trajectory
+from stepladder.core.trace import UNKNOWN_TOKENS, Author, Pair, Question, Segment, Trajectory
 from stepladder.preferences.export.rag_proguide import read_pair_file
 
 if TYPE_CHECKING:
@@ -40,6 +40,15 @@ def read_pairs(
     if path.is_dir():
         return read_records(path / "train.jsonl", Pair), read_records(path / "dev.jsonl", Pair)
     return read_pair_file(path), held_out
+
+
+def expect_known_tokens(segments: Iterable[Segment], *, reencode: bool) -> None:
+    """Raise if text is from a server, so that its token ids are unknown, and may not be encoded here."""
+    if not reencode and any(each.vocabulary == UNKNOWN_TOKENS for each in segments):
+        raise StepladderError(
+            "the steps were written by a model behind a server, which gives no token ids: set reencode to true to "
+            "train on their text, encoded with the tokenizer of the model in training"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class PairCheck:
     max_length: int | None
     #: Accept pairs of another vocabulary unchanged; their text is tokenized later.
     retokenize: bool = False
+    #: Accept text of a model behind a server, whose token ids are unknown.
+    reencode: bool = False
 
     @cached_property
     def _by_id(self) -> dict[str, Question]:
@@ -100,6 +111,7 @@ class PairCheck:
         if pair.agent != self.agent.name:
             return "other agent"
         segments = (*pair.context, pair.chosen.written, pair.rejected.written)
+        expect_known_tokens(segments, reencode=self.reencode)
         known = {segment.vocabulary for segment in segments if segment.tokens}
         if known - {self.encoding.vocabulary} and not self.retokenize:
             return "other vocabulary"

@@ -17,6 +17,7 @@ UPPER_BOUND = " (upper bound)"
 _ROWS = (
     ("em", "exact match", 3),
     ("f1", "F1", 3),
+    ("judged", "right by the judge", 3),
     ("precision", "precision", 3),
     ("recall", "recall", 3),
     ("cover_em", "cover EM", 3),
@@ -28,6 +29,9 @@ _ROWS = (
     ("over_search", "excess searches", 2),
     ("under_search", "answered too early", 3),
     ("malformed", "malformed", 3),
+    ("format_errors", "format errors", 2),
+    ("repaired", "steps read leniently", 2),
+    ("forced", "forced answers", 3),
     ("tokens_read", "tokens read", 0),
     ("tokens_written", "tokens written", 0),
 )

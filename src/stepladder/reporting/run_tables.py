@@ -17,7 +17,7 @@ from stepladder.agents import is_agent_file
 from stepladder.core.trace_printer import printable
 from stepladder.evaluation.evaluator import compare, load_scores
 from stepladder.evaluation.statistics import Comparison, Interval, interval_text, signed_text
-from stepladder.pipeline.resources import BASE, ORACLE
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.runner import RunReport
 from stepladder.pipeline.stage import EVALUATION, PAIRS, POLICY, TREES
@@ -87,7 +87,8 @@ def as_json(report: RunReport) -> dict[str, Any]:
 def policy_label(stage: StageRecord, report: RunReport) -> str:
     """The policy that an evaluation played, and whether its scores are an upper bound or it is worse than its input."""
     source = stage.inputs[POLICY]
-    name = Path(report.recipe.shared.policy).name if source == BASE else source
+    shared = report.recipe.shared
+    name = Path(shared.policy).name if source == BASE else shared.served_model if source == SERVER else source
     if source == ORACLE or stage.summary.get("upper_bound"):
         return name + UPPER_BOUND
     if (worse := report.worse.get(source)) is not None:

@@ -22,7 +22,7 @@ from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.io.masking import hide, mask, mask_command, masked, reveal
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Author, Segment
-from stepladder.engines.openai import OpenAIEngine
+from stepladder.engines.openai.openai_engine import OpenAIEngine
 from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe

@@ -28,6 +28,7 @@ URL = "--base-url http://localhost:1/v1 --model m"
         ("eval --batch-size 8 --engine oracle", ORACLE),
         ("ask --api chat", "without a server: add --base-url URL"),
         ("eval --concurrency 32", "without a server: add --base-url URL"),
+        ("ask --timeout 5 q", "without a server: add --base-url URL"),
         ("ask --api completions --model tiny", "without a server: add --base-url URL"),
         ("serve-agent --concurrency 4 --model tiny", "without a server: add --base-url URL"),
         ("ask --base-url http://x/v1 --model tiny --engine transformers", "with --engine transformers: leave out one"),

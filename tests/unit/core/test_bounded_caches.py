@@ -18,11 +18,11 @@ from stepladder.core.memory import release_caches
 from stepladder.core.requests import Sampling
 from stepladder.core.trace import Usage
 from stepladder.engines.scripted import ScriptedEngine
+from stepladder.engines.spend.ledger import Ledger
+from stepladder.engines.spend.response_cache import CachedEngine, ResponseCache
 from stepladder.explore import tree_store
 from stepladder.explore.tree_store import read_trees
 from stepladder.judges.llm.llm_judge import LLMJudge
-from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
 from stepladder.oracle import lexicon
 from stepladder.retrieval.index import bm25
 from stepladder.serve.search.search_batcher import _Cache, _Search

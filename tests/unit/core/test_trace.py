@@ -176,7 +176,8 @@ def test_log_probs_must_match_their_tokens() -> None:
 
 def test_every_stop_reason_says_who_ended_the_episode() -> None:
     policy = {reason for reason in StopReason if not reason.is_truncation}
-    assert policy == {StopReason.ANSWERED, StopReason.MALFORMED}
+    assert policy == {StopReason.ANSWERED, StopReason.FORCED, StopReason.MALFORMED}
+    assert [reason.value for reason in StopReason if reason.has_answer] == ["answered", "forced"]
 
 
 def test_searches_needed_counts_hops_with_passages(question: Question) -> None:

@@ -16,15 +16,17 @@ import pytest
 from stepladder.core.errors import BackendDown, BackendError
 from stepladder.core.io.retries import retry_wait
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
-from stepladder.core.trace import Author, Segment, Usage
+from stepladder.core.trace import UNKNOWN_TOKENS, Author, Segment, Usage
 from stepladder.engines.base import check_engine
-from stepladder.engines.openai import FIRST_ATTEMPTS, MAX_CONSECUTIVE_FAILURES, OpenAIEngine
-from stepladder.engines.openai_protocol import CONTINUE_PROMPT, chat_messages, finished_text
+from stepladder.engines.openai.openai_engine import FIRST_ATTEMPTS, MAX_CONSECUTIVE_FAILURES, OpenAIEngine
+from stepladder.engines.openai.openai_protocol import CONTINUE_PROMPT, chat_messages, finished_text
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
 
 server = openai_server.server
 
+#: What a server writes has token ids that nobody knows.
+WROTE = Segment(Author.POLICY, "Ana.", vocabulary=UNKNOWN_TOKENS)
 KEY = "sk-very-secret-0123456789"
 
 
@@ -72,9 +74,7 @@ def test_a_chat_call_sends_everything_the_request_says(server: Server, engine: O
             "stop": ["</a>"],
         }
     ]
-    assert reply == Generation(
-        request.context, Segment(Author.POLICY, "Ana."), "Ana.", Finish.END, Usage(read=7, written=2)
-    )
+    assert reply == Generation(request.context, WROTE, "Ana.", Finish.END, Usage(read=7, written=2))
 
 
 def test_a_completions_call_sends_the_plain_text(server: Server) -> None:
@@ -123,7 +123,7 @@ def gather_at(server: Server, size: int) -> Callable[[dict[str, Any], int], Answ
 def test_one_call_uses_the_allowed_concurrency_and_no_more(server: Server) -> None:
     server.answer = gather_at(server, 4)
     with closing(OpenAIEngine("tiny", server.url, concurrency=4)) as engine:
-        assert (engine.max_batch, engine.concurrency) == (1, 4)
+        assert (engine.max_samples, engine.concurrency) == (16, 4)
         assert len(engine.generate([ask(str(i)) for i in range(16)])) == 16
     assert server.peak == 4
 
@@ -294,7 +294,7 @@ def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: Server, engine
     [
         (fails(401, "bad key"), "OPENAI_API_KEY"),
         (fails(403, "not for you"), "OPENAI_API_KEY"),
-        (fails(404, "no such model"), "has no model 'tiny'"),
+        (fails(404, "no such model"), "has no chat API of model 'tiny'"),
         (fails(429, "You exceeded your quota", code="insufficient_quota"), "no credit"),
         (
             fails(400, "Unsupported value: 'temperature' does not support 0 with this model.", param="temperature"),

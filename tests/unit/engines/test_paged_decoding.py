@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from stepladder.core.errors import BackendDown, BackendError
+from stepladder.core.grammars.grammar import Grammar, Text
 from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
@@ -86,6 +87,14 @@ def test_rows_join_and_leave_a_pool_one_by_one(recorded: list[Replayed], prefix_
     ours = joined(engine_with(True, prefix_bytes=prefix_bytes), asked)
     theirs = replies(engine_with(False), asked)
     assert all(same(ours[number], each) for number, each in enumerate(theirs))
+
+
+def test_rows_with_a_grammar_join_and_leave_a_pool_beside_others(recorded: list[Replayed]) -> None:
+    grammar = Grammar((("<a>", Text(), "</a>"), ("<b>", Text(), "</b>")))
+    asked = [replace(each, grammar=grammar if number % 3 else None) for number, each in enumerate(requests(TEXTS * 2))]
+    ours = joined(engine_with(True), asked)
+    assert all(same(ours[number], each) for number, each in enumerate(replies(engine_with(False), asked)))
+    assert all(ours[number].text[0] == "<" for number, each in enumerate(asked) if each.grammar)
 
 
 def test_rows_get_more_pages_as_they_write(recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:

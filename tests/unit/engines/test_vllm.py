@@ -1,18 +1,23 @@
 """The vLLM engine on a stand-in for vLLM. On vLLM itself: tests/gpu."""
 
 import os
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
+from stepladder.core.grammars.grammar import Constraint, Grammar, Text
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.engines import make_engine
 from stepladder.engines.base import check_engine
+from stepladder.engines.transformers.constrained import unpack_bits
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.vllm import VLLMEngine
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
@@ -54,6 +59,57 @@ def test_it_writes_what_transformers_writes(engine: VLLMEngine, folder: Path) ->
         assert ours.written.tokens == other.written.tokens
         assert ours.context == other.context
         assert ours.written.logprobs == pytest.approx(other.written.logprobs, abs=1e-4)
+
+
+def test_a_grammar_is_left_to_vllm_as_a_regular_expression(engine: VLLMEngine, folder: Path) -> None:
+    """Texts are limited in characters. A trainer computes the same log-probs from what is stored."""
+    grammar = Grammar((("<a>", Text(), "</a>"), ("<b>", Text(), "</b>")))
+    requests = [
+        prompt("Who?", stop=("</a>", "</b>"), sampling=Sampling(1.0, max_tokens=60), seed=seed, grammar=grammar)
+        for seed in range(4)
+    ]
+    theirs = TransformersEngine(folder, device="cpu", dtype="fp32")
+    for reply in written(engine, *requests):
+        constraint = Constraint.loads(reply.written.grammar)
+        assert constraint == Constraint(grammar, 60, "characters")
+        finished = reply.finish is Finish.STOP
+        assert finished == bool(re.fullmatch(grammar.regex(60), reply.text)), "random bytes may reach the token limit"
+        tokens = reply.written.tokens
+        bits = theirs.grammar_masks.of(constraint, tokens)
+        ids = torch.tensor([[*reply.context[0].tokens, *tokens]])
+        with torch.no_grad():
+            logits_TV = theirs.model(input_ids=ids).logits[0, -len(tokens) - 1 : -1]
+        allowed_TV = unpack_bits(bits, logits_TV.shape[1], logits_TV.device)
+        logps_TV = logits_TV.masked_fill(~allowed_TV, -torch.inf).log_softmax(-1)
+        expected = logps_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        assert reply.written.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    assert not written(engine, prompt("Who?", sampling=Sampling(max_tokens=4)))[0].written.grammar
+
+
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_a_request_that_vllm_gives_up_is_told(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """As it does with a grammar that its backend cannot compile."""
+    step = engine.llm.llm_engine.step
+
+    def give_up() -> list[Any]:
+        outputs = step()
+        for output in outputs:
+            output.finished = True
+            output.outputs = [SimpleNamespace(token_ids=[], logprobs=[], finish_reason=reason)]
+        return list(outputs)
+
+    monkeypatch.setattr(engine.llm.llm_engine, "step", give_up)
+    (reply,) = engine.generate([prompt("Who?", sampling=Sampling(max_tokens=2))])
+    assert isinstance(reply, BackendError)
+    assert reason in str(reply)
+    with pytest.raises(BackendDown, match=r"cannot compile the grammar .*; use lenient"):
+        engine.generate([replace(prompt("Who?"), grammar=Grammar((("<a>", Text(), "</a>"),)))])
+
+
+def test_a_grammar_that_vllm_refuses_is_told(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Grammar, "regex", lambda *_: "(?=x)x")
+    with pytest.raises(BackendDown, match=r"vLLM refuses the grammar .*lookaheads.*; use lenient"):
+        engine.generate([prompt("Who?", grammar=Grammar((("x",),)))])
 
 
 def test_a_full_window_and_an_empty_context_are_told_apart(engine: VLLMEngine) -> None:

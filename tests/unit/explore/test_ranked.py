@@ -7,12 +7,15 @@ import pytest
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Sampling
-from stepladder.core.trace import ActionKind, Node, Pair, Question, StopReason, Tree
+from stepladder.core.trace import ActionKind, Node, Pair, Question, StopReason, Trajectory, Tree
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import RANK, best_branch, ranked
+from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.oracle.step_judge import GoldScorer
+from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stages.pairs import PairConfig
+from stepladder.pipeline.stages.rank import RankConfig
 from stepladder.preferences.pairs import tree_pairs
 from stepladder.train.sft.demonstrations import tree_demonstrations
 from tests.support.sampled_steps import AGENT, BAD, GOOD, OTHER, Likes, Sampled
@@ -102,3 +105,36 @@ def test_the_gold_judge_ranks_by_the_decomposition() -> None:
     tree = grown([GOOD, OTHER], GoldScorer())
     assert tree.trajectory(best_branch(tree)[-1]).answer == "Velm"
     assert {node.value for node in tree.nodes[1:]} == {0.0, 1.0}
+
+
+class Jury(Likes):
+    """Ranks all actions of a state together: the one with the shortest query is the best."""
+
+    def rank(self, groups: Sequence[Sequence[Trajectory]]) -> list[tuple[float, ...]]:
+        self.groups = [*getattr(self, "groups", []), *map(len, groups)]
+        lengths = [[len(each.steps[-1].action.content) for each in group] for group in groups]
+        return [tuple(1 - sorted(own).index(each) / max(len(own) - 1, 1) for each in own) for own in lengths]
+
+
+def test_the_actions_of_a_state_are_ranked_jointly() -> None:
+    jury = Jury(**KNOWS)
+    driver = Driver(Sampled([GOOD, OTHER, BAD]), WordRetriever(), jury)
+    (outcome,) = driver.run([lambda: ranked(AGENT, QUESTION, SETTINGS, 0, n=12, jointly=True)])
+    assert outcome.value is not None, outcome.failure
+    groups = [group for group in outcome.value.children_by_node() if group]
+    assert jury.groups == [len(group) for group in groups] == [3, 3, 3], "one request per state"
+    for group in groups:
+        assert sorted(node.value for node in group) == [0.0, 0.5, 1.0]
+
+
+def test_the_mode_of_an_llm_is_the_paper_s_unless_it_is_given() -> None:
+    model = {"model": "gpt"}
+    assert RankConfig.read({"judge": "llm", "llm": model}).llm == LLMJudgeConfig(model="gpt", mode="ranking")
+    assert RankConfig.read({"judge": "llm", "llm": {**model, "mode": "score"}}).llm == LLMJudgeConfig(
+        **model, mode="score"
+    )
+    assert ExploreConfig.read({"evaluate": "llm", "llm": model}).llm == LLMJudgeConfig(model="gpt", mode="value")
+    with pytest.raises(StepladderError, match=r"llm\.mode: expected value or score in this stage, found 'ranking'"):
+        ExploreConfig.read({"evaluate": "llm", "llm": {**model, "mode": "ranking"}})
+    with pytest.raises(StepladderError, match=r"llm\.mode: expected ranking or score or value .* found 'choice'"):
+        RankConfig.read({"judge": "llm", "llm": {**model, "mode": "choice"}})

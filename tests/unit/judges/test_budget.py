@@ -14,15 +14,15 @@ from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.judges.llm.spend.budget import (
+from stepladder.engines.spend.budget import (
     TEMPLATE_PER_CALL,
     TEMPLATE_PER_MESSAGE,
     BudgetExhausted,
     max_usage,
 )
-from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.prices import Budget, PriceTable
-from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
+from stepladder.engines.spend.ledger import Ledger
+from stepladder.engines.spend.prices import Budget, PriceTable
+from stepladder.engines.spend.response_cache import CachedEngine, ResponseCache
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
 from tests.support.paid_calls import MOST, Till, calls, content, opened, question, run

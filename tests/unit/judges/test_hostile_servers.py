@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
-from stepladder.core.requests import Generation
+from stepladder.core.requests import Generation, Sampling
 from stepladder.core.trace import Usage
-from stepladder.engines.openai import MAX_REPLY
-from stepladder.engines.openai_protocol import usage_of
-from stepladder.judges.llm.spend.budget import BudgetEngine, BudgetExhausted
-from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.prices import Budget
+from stepladder.engines.openai.http_client import MAX_REPLY
+from stepladder.engines.openai.openai_protocol import usage_of
+from stepladder.engines.spend.budget import BudgetEngine, BudgetExhausted
+from stepladder.engines.spend.ledger import Ledger
+from stepladder.engines.spend.prices import Budget
 from tests.support import ROOT, openai_server
 from tests.support.openai_server import Answer, Server, fails, says
 from tests.support.paid_calls import MOST, Till, ask, calls, opened, question, run
@@ -64,6 +64,19 @@ def test_a_count_that_cannot_be_true_is_the_maximum(server: Server, tmp_path: Pa
     assert spend.calls == 1
     assert spend.tokens_read > len(request.context[0].text)
     assert spend.tokens_written == 20
+
+
+def test_samples_that_a_server_counts_once_are_all_paid_for(server: Server, tmp_path: Path) -> None:
+    """As llama.cpp does: three samples of 20 tokens, and a count of 20."""
+    hot = Sampling(temperature=1.0, max_tokens=20)
+    usage = {"prompt_tokens": 30, "completion_tokens": 20}
+    choices = [says("a b c", "length").body["choices"][0] for _ in range(3)]
+    server.answer = lambda body, n: Answer(body={"choices": choices, "usage": usage})
+    with closing(opened(server, tmp_path, calls(99))) as engine:
+        requests = [replace(question(0), sampling=hot, seed=seed) for seed in range(3)]
+        assert len(engine.generate(requests)) == 3
+        assert engine.spend().tokens_written == 60
+    assert [body["n"] for body in server.requests] == [3]
 
 
 def test_reasoning_that_only_the_total_counts_is_paid_for() -> None:

@@ -14,7 +14,7 @@ from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.io import known_servers
 from stepladder.core.io.known_servers import name_servers, server_key, servers_from_files
 from stepladder.core.io.user_lists import user_list
-from stepladder.engines.openai import OPENAI_URL, OpenAIEngine
+from stepladder.engines.openai.openai_engine import OPENAI_URL, OpenAIEngine
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index import milvus

@@ -10,8 +10,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Generate, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.engines.scripted import ScriptedEngine
+from stepladder.engines.spend.response_cache import CachedEngine
 from stepladder.judges.llm.config import LLMJudgeConfig
-from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.models import builtin_folder
 
 ASKED = Generate((Segment(Author.PROMPT, "Which is better?"),), sampling=Sampling(max_tokens=4))

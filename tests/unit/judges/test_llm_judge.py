@@ -15,15 +15,15 @@ import pytest
 from stepladder.core.errors import BackendDown, BackendError
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.step_scorer import StepScorer
-from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Segment, Step, Tree, Usage
+from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Segment, Step, Trajectory, Tree, Usage
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
+from stepladder.engines.spend.budget import BudgetExhausted, max_usage, open_paid_engine
+from stepladder.engines.spend.prices import Budget, PriceTable
+from stepladder.engines.spend.response_cache import CachedEngine, ResponseCache
 from stepladder.judges.base import Judge, Preference
+from stepladder.judges.llm.estimate import estimate
 from stepladder.judges.llm.llm_judge import JudgeCounts, LLMJudge, LLMScorer
-from stepladder.judges.llm.spend.budget import BudgetExhausted, max_usage, open_judge_engine
-from stepladder.judges.llm.spend.estimate import estimate
-from stepladder.judges.llm.spend.prices import Budget, PriceTable
-from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
 from tests.support.samples import PASSAGES, QUESTION
@@ -477,7 +477,7 @@ def test_a_run_through_all_kinds_of_trouble(server: Server, tmp_path: Path) -> N
 
     def run(budget: str, timeout: float, chosen: Sequence[Any]) -> list[Any]:
         settings: dict[str, Any] = {"url": server.url, "timeout": timeout, "max_retries": 1, "backoff": 0.001}
-        with closing(open_judge_engine("tiny", tmp_path, budget=Budget.parse(budget), **settings)) as engine:
+        with closing(open_paid_engine("tiny", tmp_path, budget=Budget.parse(budget), **settings)) as engine:
             outcomes = Driver(engine).run(chosen)
             spends.append(engine.spend())
         return [outcome.value for outcome in outcomes]
@@ -504,9 +504,55 @@ def test_a_run_through_all_kinds_of_trouble(server: Server, tmp_path: Path) -> N
 def test_finish_reasons_reach_the_judge_over_http(server: Server, tmp_path: Path) -> None:
     server.answer = lambda body, n: says('{"best": "A", "wo', "length") if n == 0 else says(choice("A", "B"))
     judge = LLMJudge("choice", order="made", max_tokens=16)
-    with closing(open_judge_engine("tiny", tmp_path, url=server.url, backoff=0.001)) as engine:
+    with closing(open_paid_engine("tiny", tmp_path, url=server.url, backoff=0.001)) as engine:
         assert prefer(judge, engine) == [Preference(A.id, B.id)]
     roles = [message["role"] for message in server.requests[1]["messages"]]
     assert roles == ["user", "assistant", "user"]
     assert "cut off after 16 tokens" in server.requests[1]["messages"][2]["content"]
     assert Finish.LENGTH.value in (tmp_path / "replies.jsonl").read_text()
+
+
+# --- the judges of the papers -------------------------------------------------------------------------------------
+
+
+def test_reasonrags_judge_sees_the_golden_answer_and_the_whole_reasoning() -> None:
+    first = step("Who designed Orm Tower?", thought="I need the architect.", passages=PASSAGES[:1])
+    last = step("Ada Tarn", ActionKind.SUB_ANSWER, thought="It says so.")
+    trajectory = Trajectory(QUESTION, "reasonrag", (first, last))
+    model = Model(score(60), score(80))
+    (scores,) = LLMScorer(model, LLMJudge("value")).score([trajectory])
+    assert scores == (0.6, 0.8)
+    one_step, whole = (prompt[0].text for prompt in model.prompts)
+    for prompt in (one_step, whole):
+        assert f"<golden_answer>\n{' / '.join(QUESTION.answers)}\n</golden_answer>" in prompt
+        assert "Thought: I need the architect." in prompt
+        assert PASSAGES[0].text in prompt
+    assert "Sub-answer: Ada Tarn" in whole.partition("<history>")[2]
+    assert "Sub-answer: Ada Tarn" not in one_step
+    judge = LLMJudge("value", margin=0.1)
+    preferences = prefer(judge, Model(score(90), score(20), score(85)))
+    assert (preferences[0].chosen, preferences[0].rejected) == (A.id, B.id)
+
+
+def test_prorags_judge_sees_what_the_candidates_found() -> None:
+    tree = tree_of(step("Who designed it?", passages=PASSAGES[:1]), step("Where?", passages=PASSAGES[1:2]))
+    seen = {}
+    for mode in ("choice", "ranking"):
+        model = Model(choice("A", "B") if mode == "choice" else ranking("A", "B"))
+        prefer(LLMJudge(mode, order="made"), model, tree, tree.nodes[1:])
+        seen[mode] = model.prompts[0][0].text.partition("</history>")[2]
+    assert seen["choice"].index(PASSAGES[0].text) < seen["choice"].index("B") < seen["choice"].index(PASSAGES[1].text)
+    assert PASSAGES[0].text not in seen["ranking"], "RAG-Gym ranks actions before they are carried out"
+
+
+def test_rag_gyms_judge_ranks_the_actions_of_a_state_jointly() -> None:
+    trajectories = [Trajectory(QUESTION, "react", (step("x"), step(query))) for query in _QUERIES]
+    model = Model(ranking("B", "A", "C"), ranking("B", "C", "A"))
+    (values,) = LLMScorer(model, LLMJudge("ranking")).rank([trajectories])
+    assert values == (0.5, 1.0, 0.0), "in the second prompt A is the last one"
+    assert len(model.prompts) == 2
+    assert all(query in model.prompts[0][0].text for query in _QUERIES)
+    (failed,) = LLMScorer(Model("?", "?"), LLMJudge("ranking", order="made")).rank([trajectories])
+    assert isinstance(failed, BackendError)
+    (alone,) = LLMScorer(Model(), LLMJudge("ranking")).rank([trajectories[:1]])
+    assert alone == (1.0,)

@@ -159,7 +159,7 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, changes: list[str], m
         ("stages: {Learn: }\n", "stages.Learn: a stage name has lower-case letters"),
         (
             "stages: {base: {kind: learn}}\n",
-            "stages.base: a stage that trains a policy cannot be called base or oracle",
+            "stages.base: a stage that trains a policy cannot be called base, oracle or server",
         ),
         ("stages: {warm: {epochs: 1}}\n", "stages.warm: unknown kind of stage 'warm'. "),
         ("stages: {learn: 5}\n", "stages.learn: expected settings as `name: value`, found 5"),

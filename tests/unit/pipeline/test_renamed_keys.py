@@ -19,7 +19,7 @@ from stepladder.train.sft.config import SFTConfig
 TRAINED = (SFTConfig, RFTConfig, PRMConfig, DPOConfig, GRPOConfig)
 CONFIGS = (*TRAINED, LoraConfig, SharedConfig, ExploreConfig, RankConfig, PRMEvalConfig)
 #: Settings of a base class that its subclasses do not all have.
-NOT_EVERYWHERE = {"samples", "reencode"}
+NOT_EVERYWHERE = {"samples", "base_url"}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.__name__)

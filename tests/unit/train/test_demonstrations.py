@@ -11,19 +11,20 @@ import pytest
 from stepladder.agents import AGENTS, Agent, make_agent
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
-from stepladder.core.trace import Author, Hop, Question, Segment, Trajectory
+from stepladder.core.trace import UNKNOWN_TOKENS, Author, Hop, Question, Segment, Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
+from stepladder.engines.spend.budget import BudgetExhausted
+from stepladder.engines.spend.ledger import Ledger
+from stepladder.engines.spend.response_cache import CachedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
-from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.sft import demonstrations as sources
-from stepladder.train.sft.config import SFTConfig
+from stepladder.train.sft.config import TEACHER_FILES, SFTConfig
 from stepladder.train.sft.demonstrations import (
     Demonstrations,
     gold_demonstrations,
@@ -31,8 +32,11 @@ from stepladder.train.sft.demonstrations import (
     sampled_demonstrations,
 )
 from stepladder.train.sft.fewshot import FewShot
+from tests.support import openai_server
+from tests.support.openai_server import Answer, Server, says_all
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
+server = openai_server.server
 EPISODE = EpisodeConfig(k=1)
 RIGHT = "<step>I know.</step><answer>Velm</answer>"
 PLAIN = replace(QUESTION, id="plain", hops=())
@@ -187,10 +191,9 @@ class Paid(Engine):
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         self.asked += len(requests)
+        written = Segment(Author.POLICY, RIGHT, vocabulary=UNKNOWN_TOKENS)  # as a server does
         return [
-            BackendError("no")
-            if request.seed == 13
-            else Generation(request.context, Segment(Author.POLICY, RIGHT), RIGHT, Finish.STOP)
+            BackendError("no") if request.seed == 13 else Generation(request.context, written, RIGHT, Finish.STOP)
             for request in requests
         ]
 
@@ -231,24 +234,59 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 # --- sources by name ----------------------------------------------------------------------------------------
 
 
-def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paid = Paid()
-    monkeypatch.setattr(sources, "OpenAIEngine", lambda *_: paid)
-    settings = SFTConfig(source="teacher", teacher_model="big", num_generations=2)
+def taught(folder: Path, server: Server, count: int = 1, **settings: Any) -> Demonstrations:
+    """Demonstrations of a teacher, 2 samples per question."""
+    questions = [replace(PLAIN, id=f"q{n}", text=f"{PLAIN.text} ({n})") for n in range(count)]
+    config = SFTConfig.read(
+        {"source": "teacher", "teacher_model": "big", "teacher_url": server.url, "num_generations": 2, **settings}
+    )
+    context = TrainingContext(make_agent("cot"), questions, (), None, EPISODE, folder)
+    return load_or_make(config, context, Paid(), questions)
 
-    def make() -> object:
-        context = TrainingContext(make_agent("cot"), [PLAIN], (), None, EPISODE, tmp_path)
-        return load_or_make(settings, context, Paid(), [PLAIN])
 
-    made = make()
-    assert paid.asked == 2
-    assert make() == made
+def teaches(body: dict[str, Any], _: int) -> Answer:
+    usage = {"prompt_tokens": 300, "completion_tokens": 20 * body.get("n", 1)}
+    return says_all([RIGHT] * body.get("n", 1), usage=usage)
+
+
+def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(tmp_path: Path, server: Server) -> None:
+    server.answer = teaches
+    made = taught(tmp_path, server)
+    assert len(made.kept) == 1
+    assert sum(body.get("n", 1) for body in server.requests) == 2
+    calls = len(server.requests)
+    assert taught(tmp_path, server) == made
     for name in ("transcripts.jsonl", "dropped.json"):
         (tmp_path / name).unlink()
-        assert make() == made
-    assert paid.asked == 2
+        assert taught(tmp_path, server) == made
+    assert len(server.requests) == calls
+
+
+def test_a_teacher_has_a_spending_limit_over_all_attempts(tmp_path: Path, server: Server) -> None:
+    server.answer = teaches
+    for _ in range(2):
+        with pytest.raises(BudgetExhausted, match="the budget of 12000tok is spent"):
+            taught(tmp_path, server, 30, teacher_budget="12ktok")
+    first = len(server.requests)
+    assert 1 < first < 30
+    assert not (tmp_path / "transcripts.jsonl").exists()
+    assert {path.name for path in tmp_path.iterdir()} == set(TEACHER_FILES)
+    ledger = Ledger(tmp_path / "teacher-spend.jsonl")
+    assert sum(usage.read + usage.written for usage in ledger.totals.values()) <= 12_000
+    ledger.close()
+    assert len(taught(tmp_path, server, 30, teacher_budget="1Mtok").kept) == 30
+    assert len({str(body["messages"]) for body in server.requests}) == len(server.requests) == 30, "none paid twice"
+
+
+def test_the_budget_of_a_teacher_makes_no_stage_stale_and_needs_a_price() -> None:
+    plain, limited = (SFTConfig(source="teacher", teacher_model="m", teacher_budget=b) for b in (None, "5usd"))
+    names = set(SFTConfig.model_fields) - limited.inert()
+    assert plain.model_dump(include=names) == limited.model_dump(include=names)
+    plain.check_price()
+    with pytest.raises(StepladderError, match="'m'"):
+        limited.check_price()
+    with pytest.raises(StepladderError, match="teacher_budget has no effect with source: gold"):
+        SFTConfig.read({"source": "gold", "teacher_budget": "5usd"})
 
 
 def test_no_transcripts_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:

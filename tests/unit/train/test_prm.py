@@ -544,7 +544,7 @@ def test_the_stage_learns_from_what_the_policy_plays(tmp_path: Path, monkeypatch
         return "<step>So.</step><answer>Orm</answer>"  # at once, and wrong
 
     @contextmanager
-    def engine(*_: object) -> Iterator[ScriptedEngine]:
+    def engine(*_: object, **__: object) -> Iterator[ScriptedEngine]:
         yield ScriptedEngine(writes)
 
     monkeypatch.setattr(RunContext, "engine", engine)

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from stepladder.agents import make_agent
-from stepladder.core.trace import Action, ActionKind, Author, Segment, Step, StopReason, Trajectory
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import UNKNOWN_TOKENS, Action, ActionKind, Author, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.episode import EpisodeConfig, episode
@@ -18,7 +19,7 @@ from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
 from stepladder.train.transcripts.fine_tune import TranscriptTrainer, collate, weighted_nll
-from stepladder.train.transcripts.tokenized import Example, token_weights, tokenize_trajectory
+from stepladder.train.transcripts.tokenized import Example, expect_token_ids, token_weights, tokenize_trajectory
 from tests.support.samples import QUESTION, WordRetriever
 
 ENGINE = TransformersEngine(tiny_model(), tiny_tokenizer())
@@ -213,3 +214,14 @@ def test_what_the_policy_did_not_write_has_no_gradient() -> None:
     assert logits_BTV.grad is not None
     reached = (logits_BTV.grad != 0).any(dim=-1)
     assert reached.nonzero().tolist() == [[0, 1], [0, 2], [1, 0], [1, 1]]
+
+
+def test_text_of_a_server_is_refused_unless_it_may_be_encoded_here() -> None:
+    own = transcript((Author.PROMPT, "Q"), (Author.POLICY, "<answer>Velm</answer>"))
+    (step,) = own.steps
+    served = replace(own, steps=(replace(step, written=replace(step.written, vocabulary=UNKNOWN_TOKENS)),))
+    expect_token_ids([own], reencode=False)  # as of the oracle
+    expect_token_ids([served], reencode=True)
+    with pytest.raises(StepladderError, match="set reencode to true to train on their text"):
+        expect_token_ids([own, served], reencode=False)
+    assert tokenize_trajectory(served, ENGINE, {}) == tokenize_trajectory(own, ENGINE, {})

@@ -5,7 +5,7 @@ error at the limit. Clients ask for replies without compression (`PLAIN`), whose
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from stepladder.core.memory import format_bytes
@@ -18,6 +18,17 @@ class LongReply(Exception):
     """A reply that is too long, takes too long, or is compressed although it should not be."""
 
 
+def too_long(limit: int) -> LongReply:
+    """The error for a reply of more bytes than the limit."""
+    return LongReply(f"the reply is too long; expected at most {format_bytes(limit)}")
+
+
+def check_plain(headers: Mapping[str, str]) -> None:
+    """Raise `LongReply` for a compressed reply."""
+    if (encoding := headers.get("content-encoding", "identity")) != "identity":
+        raise LongReply(f"the reply is compressed ({encoding[:20]}); expected identity")
+
+
 def limit_reply(response: Any, limit: int, seconds: float) -> None:
     """Limit the bytes of a reply, and the seconds until its end."""
     left, deadline, stream = limit, time.monotonic() + seconds, response.stream
@@ -26,7 +37,7 @@ def limit_reply(response: Any, limit: int, seconds: float) -> None:
         nonlocal left
         left -= count
         if left < 0:
-            raise LongReply(f"the reply is too long; expected at most {format_bytes(limit)}")
+            raise too_long(limit)
         if time.monotonic() > deadline:
             raise LongReply(f"the reply has not ended after {seconds:g} s")
 
@@ -40,8 +51,7 @@ def limit_reply(response: Any, limit: int, seconds: float) -> None:
             check(len(part))
             yield part
 
-    if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
-        raise LongReply(f"the reply is compressed ({encoding[:20]}); expected identity")
+    check_plain(response.headers)
     if (announced := response.headers.get("content-length", "")).isdecimal() and int(announced[:20]) > limit:
         check(limit + 1)
     # The client checks the class of a stream, which is not the same in all versions of the library.

@@ -150,7 +150,7 @@ class PagedDecoding:
     def step(self) -> list[Row]:
         """Generate one token for every row; returns the rows that finished."""
         assert self.runner is not None
-        tokens_B, logprobs_B = self.sampler.draw(self.logits_BV)
+        tokens_B, logprobs_B = self.sampler.draw(self.logits_BV, self.active)
         drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one device synchronization per token
         for row, token, logprob in zip(self.active, *drawn):
             self.append(row, int(token), logprob)

@@ -68,7 +68,7 @@ class PackedDecoding:
     @torch.inference_mode()
     def step(self) -> list[Row]:
         """Generate one token for every row; returns the rows that finished."""
-        drawn = [group.sampler.draw(group.logits_BV) for group in self.groups]
+        drawn = [group.sampler.draw(group.logits_BV, group.active) for group in self.groups]
         tokens_B, logprobs_B = (torch.cat(parts) for parts in zip(*drawn))
         values = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one device synchronization per token
         for row, token, logprob in zip((row for group in self.groups for row in group.active), *values):
@@ -268,7 +268,7 @@ def decode_padded(model: Any, config: Any, rows: Sequence[Row], append: Append) 
         ).logits[:, -1]
         if not any(map(_is_filled, cache.layers)):
             raise BackendError(f"{type(model).__name__} does not use transformers' KV cache")
-        tokens_B, logprobs_B = sampler.draw(logits_BV)
+        tokens_B, logprobs_B = sampler.draw(logits_BV, active)
         drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()
         for row, token, logprob in zip(active, *drawn):
             if row.finish is None:

@@ -9,7 +9,8 @@ In: `Generate` requests. Out: `Generation`s. It adds to `model.generate` what a 
 - a prefix cache and no padding: packed attention on a CPU (`prefix_cache.py`, `packed_attention.py`), a paged KV cache
   on a GPU (`paged/kv_cache.py`).
 
-Log-probs are those of the model at temperature 1 without top-p. A batch that does not fit into GPU memory raises; the
+Log-probs are those of the model at temperature 1 without top-p; of a request with a grammar, renormalized over the
+tokens that the grammar allows (`constrained.py`). A batch that does not fit into GPU memory raises; the
 driver then retries with half the batch.
 """
 
@@ -27,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.memory import out_of_memory, release_caches
-from stepladder.core.requests import Generate, Generation
+from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.engines.base import EngineOptions, EngineOutOfMemory, Replies, Session
 from stepladder.engines.paged.cuda_graphs import GraphRunner
 from stepladder.engines.paged.fused_norms import fuse_norms
@@ -235,6 +236,9 @@ class TransformersEngine(InProcessEngine):
         row.tokens.append(token)
         row.logprobs.append(logprob)
         row.finish = self.finish_of(row, may_stop=not row.stops or token in self._closing_tokens_of(row.stops))
+        if row.constraint is not None and row.finish is None:
+            row.constraint.accept(token)
+            row.finish = Finish.END if row.constraint.complete else None
 
     def _closing_tokens_of(self, stops: tuple[str, ...]) -> frozenset[int]:
         """The tokens that can contain the end of a stop string: only after these is the text decoded and checked."""
@@ -257,7 +261,13 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def build(options: EngineOptions) -> TransformersEngine:
     """The engine for the options; the model `nano` by default."""
     model = options.model or "nano"
-    return TransformersEngine(model, device=options.device, dtype=options.dtype, max_batch=options.max_batch)
+    return TransformersEngine(
+        model,
+        device=options.device,
+        dtype=options.dtype,
+        max_batch=options.max_batch,
+        chat_template_kwargs=options.chat_options,
+    )
 
 
 class _Session(Session):

@@ -6,14 +6,17 @@ segment is tokenized once, when it is first read.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.core.errors import BackendError
+from stepladder.core.grammars.grammar import Constraint, Grammar
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import Engine, Replies, cut_at_stop
+from stepladder.engines.transformers.constrained import GrammarMasks
 from stepladder.engines.transformers.token_sampler import Row
 from stepladder.engines.transformers.tokenization import Encoding
 
@@ -51,7 +54,7 @@ class InProcessEngine(Engine):
         replies: Replies = {}
         for key, request in requests.items():
             try:
-                context = tuple(self.encode(segment) for segment in request.context)
+                context = self._encode_context(request.context)
             except BackendError as error:
                 replies[key] = error
                 continue
@@ -63,8 +66,28 @@ class InProcessEngine(Engine):
                 replies[key] = empty_generation(context)
             else:
                 limit = min(request.sampling.max_tokens, room)
-                rows.append(Row(key, context, prompt_tokens, request.stop, request.sampling, request.seed, limit))
+                row = Row(key, context, prompt_tokens, request.stop, request.sampling, request.seed, limit)
+                if request.grammar is not None:
+                    self.constrain(row, request.grammar)
+                rows.append(row)
         return rows, replies
+
+    @cached_property
+    def grammar_masks(self) -> GrammarMasks:
+        """The tokens that grammars allow."""
+        return GrammarMasks(self.encoding, self.end_tokens)
+
+    def constrain(self, row: Row, grammar: Grammar) -> None:
+        """Allow a row only what a grammar allows."""
+        constraint = Constraint(grammar, row.max_new_tokens)
+        row.grammar, row.constraint = constraint.dumps(), self.grammar_masks.start(constraint)
+
+    def _encode_context(self, context: Sequence[Segment]) -> tuple[Segment, ...]:
+        encoded: list[Segment] = []
+        for segment in context:
+            turn = self.encoding.encode_user_turn(segment, encoded[-1], self.end_tokens) if encoded else None
+            encoded.append(self.encode(segment) if turn is None else turn)
+        return tuple(encoded)
 
     def finish_of(self, row: Row, *, may_stop: bool = True) -> Finish | None:
         """The finish reason of a row after its last token, or None. `may_stop`: that token can end a stop string."""
@@ -86,6 +109,7 @@ class InProcessEngine(Engine):
         assert row.finish is not None
         full_text = self.text_of(row)
         text, _ = cut_at_stop(full_text, row.stops)
-        written = Segment(Author.POLICY, full_text, tuple(row.tokens), tuple(row.logprobs), self.encoding.vocabulary)
+        tokens, logprobs = tuple(row.tokens), tuple(row.logprobs)
+        written = Segment(Author.POLICY, full_text, tokens, logprobs, self.encoding.vocabulary, row.grammar)
         usage = Usage(read=len(row.prompt_tokens), written=len(row.tokens))
         return Generation(row.context, written, text, row.finish, usage)

@@ -1,7 +1,8 @@
 """Rows being generated, and the sampler: each row has its own temperature, top-p and seed, independent of the batch.
 
-In: logits, one vector per row. Out: one token per row with its log-prob under the model (temperature 1, no top-p).
-Sampling depends on the request's seed and the position alone.
+In: logits, one vector per row. Out: one token per row with its log-prob under the model (temperature 1, no top-p), of a
+row with a grammar under the model restricted to the allowed tokens. Sampling depends on the request's seed and the
+position alone.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -13,6 +14,7 @@ import torch
 
 from stepladder.core.requests import Finish, Sampling
 from stepladder.core.trace import Segment
+from stepladder.engines.transformers.constrained import TokenConstraint, mask_logits
 
 #: Below this temperature, decoding is greedy.
 GREEDY_BELOW = 1e-6
@@ -35,6 +37,10 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
+    #: The grammar of its text, as it is stored; its state, in engines that mask tokens; its regex, for vLLM.
+    grammar: str = ""
+    constraint: TokenConstraint | None = None
+    regex: str = ""
 
 
 #: Appends a token and its log-prob to a row, and sets `row.finish` if it ends the row.
@@ -84,9 +90,9 @@ class Sampler:
     def _column(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)[:, None]
 
-    def draw(self, logits_BV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next token of every row and its log-prob under the model."""
-        logits_BV = logits_BV.float()
+    def draw(self, logits_BV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next token of every row and its log-prob."""
+        logits_BV = mask_logits(logits_BV.float(), [row.constraint for row in rows])
         if self.sampled.all():
             tokens_B = self._sample(logits_BV)
         else:

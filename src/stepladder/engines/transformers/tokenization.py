@@ -1,15 +1,17 @@
 """Tokenization of segments.
 
 In: a tokenizer of transformers. Out: segments with token ids. Prompts are put into the chat template, if there is one.
+What the environment says continues the policy's turn or, if the policy has ended its turn, is the user's next message.
 Text that continues other text gets no leading space. Documents stay plain text, even if they spell a control token:
 special tokens, and added tokens in brackets that agents do not neutralize, are read as text. A segment with token ids
 keeps them; ids of another vocabulary are an error.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from tokenizers import AddedToken
@@ -45,7 +47,17 @@ class Encoding:
         self.vocabulary = fingerprint(tokenizer)
         self._adds_space = self._decode(list(self._encode_text("x"))) != "x" or self._first_token("x").startswith("▁")
         in_chat = tokenizer.chat_template is not None if chat is None else chat
-        self._chat_affixes = self._split_chat_template(chat_template_kwargs or {}) if in_chat else None
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
+        if self._chat_template_kwargs and not in_chat:
+            names = ", ".join(self._chat_template_kwargs)
+            raise StepladderError(f"the model has no chat template: leave out its variables (chat_options: {names})")
+        self._chat_affixes = self._split_chat_template() if in_chat else None
+
+    @property
+    def control_tokens(self) -> frozenset[int]:
+        """The ids of special tokens, and of added tokens that documents cannot contain."""
+        added = self._plain.added_tokens_decoder.items()
+        return frozenset(number for number, token in added if token.special)
 
     def encode(self, segment: Segment) -> Segment:
         """The segment with token ids; unchanged if it has them."""
@@ -65,6 +77,42 @@ class Encoding:
             before, after = self._chat_affixes
             tokens = before + tokens + after
         return replace(segment, tokens=tokens, vocabulary=self.vocabulary)
+
+    def encode_user_turn(self, segment: Segment, after: Segment, end_tokens: Container[int]) -> Segment | None:
+        """What the environment says `after` a policy that has ended its turn, as the user's next message; else None."""
+        ended = after.author is Author.POLICY and after.tokens != () and after.tokens[-1] in end_tokens
+        if not ended or segment.author is not Author.ENVIRONMENT or segment.tokens or self._user_turn is None:
+            return None
+        before, behind = self._user_turn
+        text = segment.text.strip()
+        tokens = self._encode_text(text, self._plain, continuation=True, split_special_tokens=True)
+        return replace(segment, tokens=before + tokens + behind, vocabulary=self.vocabulary)
+
+    @cached_property
+    def _user_turn(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The tokens around a user's message that follows an ended turn; None if the template shows no such message."""
+        if self._chat_affixes is None:
+            return None
+        contents = [f"{_MESSAGE}-{number}" for number in range(3)]
+        messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), contents)]
+        try:
+            text = str(self._apply_template(messages))
+        except Exception:  # noqa: BLE001 - templates are third-party programs; this one knows a single turn
+            return None
+        _, found, rest = text.partition(contents[1])
+        between, shown, behind = rest.partition(contents[2])
+        ended = str(self.tokenizer.eos_token or "")
+        if not found or not shown or not ended or not between.lstrip().startswith(ended):
+            return None
+        before = between.lstrip().removeprefix(ended)
+        return self._encode_text(before, continuation=True), self._encode_text(behind, continuation=True)
+
+    def _apply_template(self, messages: list[dict[str, str]]) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, **self._chat_template_kwargs
+            )
+        )
 
     def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
         """The text of tokens that follow the tokens `after` (some tokenizers drop the first space of a text)."""
@@ -102,16 +150,16 @@ class Encoding:
         anchor, anchored = encode("\n"), encode("\n" + text)
         return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else encode(text)
 
-    def _split_chat_template(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _split_chat_template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The tokens that the chat template puts before and after a user's message."""
         messages = [{"role": "user", "content": _MESSAGE}]
         try:
-            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
+            text = self._apply_template(messages)
         except Exception as error:  # templates are third-party programs and can raise anything
             raise StepladderError(
                 f"the tokenizer's chat template failed: {error}. Set its variables (chat_template_kwargs) or chat=False"
             ) from error
-        before, *after = str(text).split(_MESSAGE)
+        before, *after = text.split(_MESSAGE)
         if len(after) != 1:
             raise StepladderError(
                 f"the tokenizer's chat template shows a message {len(after)} times, expected once; use chat=False"

@@ -16,8 +16,8 @@ def _scorer(options: ScorerOptions) -> StepScorer:
 
     if options.llm is None or options.folder is None:
         raise StepladderError("the scorer llm needs the settings of the model (llm.model) and a folder")
-    return LLMScorer(options.llm.open_engine(options.folder, options.device), options.llm.judge("score"))
+    return LLMScorer(options.llm.open_engine(options.folder, options.device), options.llm.judge())
 
 
 JUDGES = {"llm": JudgeSpec(_judge, "a language model that chooses, ranks or grades", uses_llm=True, uses_margin=False)}
-SCORERS = {"llm": ScorerSpec(_scorer, "a language model that grades every step from 0 to 100", uses_llm=True)}
+SCORERS = {"llm": ScorerSpec(_scorer, "a language model that grades or ranks steps", uses_llm=True)}

@@ -10,19 +10,15 @@ from pydantic import AfterValidator, Field, model_validator
 
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
+from stepladder.engines.openai.server_config import valid_budget
+from stepladder.engines.spend.prices import Budget, Price, PriceTable
+from stepladder.engines.spend.response_cache import RESPONSES, CachedEngine, ResponseCache
 from stepladder.judges.llm.llm_judge import LLMJudge, Mode, Order
-from stepladder.judges.llm.spend.prices import Budget, Price, PriceTable
-from stepladder.judges.llm.spend.response_cache import RESPONSES, CachedEngine, ResponseCache
 
 #: Settings that change costs but no verdict.
 COST_SETTINGS = ("budget", "prices", "concurrency", "timeout", "retries")
 #: Files of a judge in the folder of a stage. They stay valid when settings change.
 PERSISTENT_FILES = (RESPONSES, "spend.jsonl")
-
-
-def _valid_budget(text: str) -> str:
-    Budget.parse(text)
-    return text
 
 
 def _model_folder(model: str) -> Path | None:
@@ -41,16 +37,17 @@ class LLMJudgeConfig(Config):
     model: str = Field(min_length=1)
     #: URL of the server, such as http://localhost:8000/v1; null is OpenAI.
     url: str | None = None
-    #: The best and the worst step (ProRAG), a ranking (RAG-Gym), or a score from 0 to 100 for each (ReasonRAG).
+    #: The best and the worst step (ProRAG), a ranking (RAG-Gym), a score from 0 to 100 for each step, or for the whole
+    #: reasoning up to it by a judge that knows the golden answer (value: ReasonRAG).
     mode: Mode = "choice"
     #: The order in which siblings are listed. `both` asks twice and keeps what both replies agree on.
     order: Order = "both"
-    #: With mode `score`: minimum difference between two scores, between 0 and 1.
+    #: With mode `score` or `value`: minimum difference between two scores, between 0 and 1.
     score_margin: float = Field(default=0.1, gt=0, le=1)
     #: Maximum tokens of a reply.
     max_tokens: int = Field(default=512, ge=1)
     #: Spending limit for the folder of the stage, over all runs: 5usd, 2Mtok. Null is no limit.
-    budget: Annotated[str, AfterValidator(_valid_budget)] | None = None
+    budget: Annotated[str, AfterValidator(valid_budget)] | None = None
     #: A price file (YAML) in addition to the shipped one.
     prices: Annotated[Path, AfterValidator(Path.absolute)] | None = None
     #: Concurrent calls; for a local model, prompts per batch.
@@ -69,8 +66,8 @@ class LLMJudgeConfig(Config):
 
     def unused(self) -> Mapping[str, str]:
         """Settings of other modes."""
-        if self.mode == "score":
-            return {"order": "with mode: score (every step is scored alone)"}
+        if self.mode in ("score", "value"):
+            return {"order": f"with mode: {self.mode} (every step is scored alone)"}
         return {"score_margin": f"with mode: {self.mode} (it gives no scores)"}
 
     @property
@@ -81,7 +78,7 @@ class LLMJudgeConfig(Config):
     def judge(self, mode: Mode | None = None) -> LLMJudge:
         """The judge, in the configured mode or in `mode`."""
         mode = mode or self.mode
-        name = f"llm-{mode}-{self.order}" if mode != "score" else "llm-score"
+        name = f"llm-{mode}" if mode in ("score", "value") else f"llm-{mode}-{self.order}"
         return LLMJudge(mode, order=self.order, margin=self.score_margin, max_tokens=self.max_tokens, name=name)
 
     def check(self) -> None:
@@ -114,9 +111,9 @@ class LLMJudgeConfig(Config):
 
             engine = TransformersEngine(self.model, device=device, max_batch=self.concurrency)
             return CachedEngine(engine, folder / RESPONSES, self.model)
-        from stepladder.judges.llm.spend.budget import open_judge_engine  # imports openai, which takes a second
+        from stepladder.engines.spend.budget import open_paid_engine
 
-        return open_judge_engine(
+        return open_paid_engine(
             self.model,
             folder,
             url=self.url,

@@ -1,10 +1,11 @@
 """A language model as judge of steps, and as step scorer.
 
-In: a tree and siblings in it. Out: preferences, by one of three modes:
+In: a tree and siblings in it. Out: preferences, by one of four modes:
 
-    choice    the best and the worst of all siblings by logical validity, or none (ProRAG)
+    choice    the best and the worst of all siblings by logical validity, or none (ProRAG); with the passages they found
     ranking   all siblings from best to worst by sufficiency, utility and redundancy (RAG-Gym)
-    score     0 to 100 for every sibling alone; scores that differ by the margin make a preference (ReasonRAG)
+    score     0 to 100 for every sibling alone; scores that differ by the margin make a preference
+    value     0 to 100 for the whole reasoning up to a sibling, by a judge that knows the golden answer (ReasonRAG)
 
 Models have a position bias. `order="both"` asks twice, with the candidates in their original and in reversed order, and
 keeps only the preferences of both replies. A reply that cannot be parsed is sent back once with the problem. Everything
@@ -19,18 +20,18 @@ from itertools import permutations
 from typing import Any, Literal, TypeVar
 
 from stepladder.core.errors import BackendError
-from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
+from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Job, Sampling
 from stepladder.core.step_scorer import StepScorer
-from stepladder.core.trace import Author, Node, Segment, Trajectory, Tree
+from stepladder.core.trace import Author, Node, Segment, Step, Trajectory, Tree
 from stepladder.driver import Driver
 from stepladder.driver.gather import gather
 from stepladder.engines.base import Engine
+from stepladder.engines.spend.response_cache import CachedEngine
 from stepladder.judges.base import Preference
-from stepladder.judges.llm.prompts import letters, order_prompt, repair_prompt, score_prompt
-from stepladder.judges.llm.spend.response_cache import CachedEngine
+from stepladder.judges.llm.prompts import letters, order_prompt, repair_prompt, score_prompt, value_prompt
 from stepladder.judges.llm.verdicts import BadReply, Grade, Ordering, read_choice, read_ranking, read_score
 
-Mode = Literal["choice", "ranking", "score"]
+Mode = Literal["choice", "ranking", "score", "value"]
 Order = Literal["made", "reversed", "both"]
 Verdict = TypeVar("Verdict")
 
@@ -92,7 +93,7 @@ class LLMJudge:
         nodes = _distinct(siblings)
         if len(nodes) < 2:
             return []
-        by = self._by_score if self.mode == "score" else self._by_order
+        by = self._by_score if self.mode in ("score", "value") else self._by_order
         preferences = yield from by(_state_before(tree, nodes), nodes)
         self.counts.kept += bool(preferences)
         return preferences
@@ -110,10 +111,30 @@ class LLMJudge:
 
     def score_requests(self, trajectory: Trajectory) -> list[Generate]:
         """The requests of `grade`, one per step."""
-        return [
-            self._request(score_prompt(replace(trajectory, steps=trajectory.steps[:index]), step.action, self.history))
-            for index, step in enumerate(trajectory.steps)
-        ]
+        states = [replace(trajectory, steps=trajectory.steps[:index]) for index in range(len(trajectory.steps))]
+        return [self._score_request(state, step) for state, step in zip(states, trajectory.steps)]
+
+    def rank(self, trajectories: Sequence[Trajectory]) -> Algorithm[tuple[float, ...]]:
+        """Rank the newest steps of trajectories from one state jointly: 1 for the best, 0 for the worst.
+
+        With `order="both"` the mean of two rankings. Raises `BackendError` if one of them fails.
+        """
+        state = replace(trajectories[0], steps=trajectories[0].steps[:-1], stop=None)
+        nodes = [Node(number, 0, each.steps[-1]) for number, each in enumerate(trajectories, start=1)]
+        if len(nodes) < 2:
+            return (1.0,) * len(nodes)
+        values = [0.0] * len(nodes)
+        listings = self._listings(nodes)
+        for listed in listings:
+            names = list(listed)
+            ordering: Ordering = yield from self._ask(
+                self._order_request(state, listed, "ranking"), partial(read_ranking, letters=names)
+            )
+            # The best one is above all others, the worst one below all.
+            above = Counter(better for better, _ in ordering.pairs)
+            for name, node in listed.items():
+                values[node.id - 1] += above[name] / (len(nodes) - 1) / len(listings)
+        return tuple(values)
 
     def requests(self, tree: Tree, siblings: Sequence[Node]) -> list[Generate]:
         """All requests of `prefer` without repairs, to estimate its cost."""
@@ -121,9 +142,13 @@ class LLMJudge:
         if len(nodes) < 2:
             return []
         state = _state_before(tree, nodes)
-        if self.mode == "score":
+        if self.mode in ("score", "value"):
             return self._score_requests(state, nodes)
         return [self._order_request(state, listed) for listed in self._listings(nodes)]
+
+    def ask(self, prompt: str, read: Callable[[str], Verdict]) -> Algorithm[Verdict]:
+        """The parsed reply to any prompt; raises `NoVerdict` if there is none or if its repair fails as well."""
+        return self._ask(self._request(prompt), read)
 
     # --- choice and ranking -----------------------------------------------------------------------------------
 
@@ -157,8 +182,8 @@ class LLMJudge:
         orders = {"made": [nodes], "reversed": [nodes[::-1]], "both": [nodes, nodes[::-1]]}[self.order]
         return [dict(zip(letters(len(order)), order)) for order in orders]
 
-    def _order_request(self, state: Trajectory, listed: dict[str, Node]) -> Generate:
-        return self._request(order_prompt(self.mode, state, listed, self.history))
+    def _order_request(self, state: Trajectory, listed: dict[str, Node], mode: Mode | None = None) -> Generate:
+        return self._request(order_prompt(mode or self.mode, state, listed, self.history))
 
     # --- score ------------------------------------------------------------------------------------------------
 
@@ -176,7 +201,12 @@ class LLMJudge:
 
     def _score_requests(self, state: Trajectory, nodes: Sequence[Node]) -> list[Generate]:
         steps = [node.step for node in nodes if node.step is not None]  # only the root has no step
-        return [self._request(score_prompt(state, step.action, self.history)) for step in steps]
+        return [self._score_request(state, step) for step in steps]
+
+    def _score_request(self, state: Trajectory, step: Step) -> Generate:
+        if self.mode == "value":
+            return self._request(value_prompt(state.extend(step), self.history))
+        return self._request(score_prompt(state, step.action, self.history))
 
     def _grades(self, requests: Sequence[Generate]) -> Algorithm[list[Grade | NoVerdict]]:
         grades: list[Grade | NoVerdict] = []
@@ -229,7 +259,7 @@ class LLMJudge:
 
 
 class LLMScorer(StepScorer):
-    """A step scorer that runs an LLM judge in mode `score` on its own engine.
+    """A step scorer that runs an LLM judge on its own engine: in mode `score` or `value`, and to rank steps jointly.
 
     Every step is a request of its own that contains its history. In a search tree all steps but the last were scored
     with their own nodes: a `CachedEngine` answers them from its response cache.
@@ -245,11 +275,19 @@ class LLMScorer(StepScorer):
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...] | Exception]:
         """For each trajectory one score per step, or the error of its requests."""
-        jobs = [partial(self.judge.grade, trajectory) for trajectory in trajectories]
+        return self._run([partial(self.judge.grade, trajectory) for trajectory in trajectories])
+
+    def _run(self, jobs: Sequence[Job[tuple[float, ...]]]) -> list[tuple[float, ...] | Exception]:
         return [
             BackendError(outcome.failure.reason) if outcome.failure is not None else outcome.value or ()
             for outcome in Driver(self.engine).run(jobs)
         ]
+
+    def rank(self, groups: Sequence[Sequence[Trajectory]]) -> list[tuple[float, ...] | Exception]:
+        """For each group one value per trajectory, from a joint ranking of their newest steps."""
+        if self.judge.mode != "ranking":
+            return list(super().rank(groups))
+        return self._run([partial(self.judge.rank, group) for group in groups])
 
     def cost(self) -> str:
         return self.engine.spend().line() if isinstance(self.engine, CachedEngine) else ""

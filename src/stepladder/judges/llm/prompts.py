@@ -12,10 +12,12 @@ from pathlib import Path
 
 from stepladder.agents.base import neutralize, one_line, render_passages
 from stepladder.core.io.yaml_tables import read_table
-from stepladder.core.trace import Action, ActionKind, Node, Trajectory
+from stepladder.core.trace import Action, ActionKind, Node, Question, Trajectory
 
 #: Maximum characters of a thought or an action.
 FIELD_LIMIT = 2_000
+#: Maximum characters of the passages that a candidate found.
+FOUND_LIMIT = 4_000
 #: Maximum characters of the problem in a repair prompt.
 PROBLEM_LIMIT = 300
 
@@ -35,9 +37,10 @@ def letters(count: int) -> list[str]:
 def order_prompt(mode: str, state: Trajectory, candidates: Mapping[str, Node], limit: int) -> str:
     """Asks for the best and the worst candidate by letter, or neither (`choice`), or for all in order (`ranking`).
 
-    `limit`: maximum characters of history.
+    `limit`: maximum characters of history. In mode `choice` a query is shown with the passages that it found, and with
+    the results of its trials, as ProRAG's judge sees it; `ranking` is about actions before they are carried out.
     """
-    listed = [_candidate(*each, trials=mode == "choice") for each in candidates.items()]
+    listed = [_candidate(*each, carried_out=mode == "choice") for each in candidates.items()]
     return _prompt(mode, state, listed, limit)
 
 
@@ -47,13 +50,27 @@ def score_prompt(state: Trajectory, action: Action, limit: int) -> str:
     return _prompt("score", state, [candidate], limit)
 
 
+def value_prompt(trajectory: Trajectory, limit: int) -> str:
+    """Asks for the value of a whole reasoning, its newest step included, given the golden answer (ReasonRAG)."""
+    golden = f"<golden_answer>\n{' / '.join(map(_line, trajectory.question.answers))}\n</golden_answer>"
+    return _prompt("value", trajectory, [], limit, golden)
+
+
+def answer_prompt(question: Question, answer: str) -> str:
+    """Asks whether an answer is right."""
+    accepted = "\n".join(map(_line, question.answers))
+    parts = (("question", _line(question.text)), ("accepted_answers", accepted), ("answer", _line(answer)))
+    tagged = [f"<{tag}>\n{text}\n</{tag}>" for tag, text in parts]
+    return "\n\n".join([_TEXTS["answer"], *tagged, f"{_REPLY}\n{_TEXTS['answer_form'].format()}"])
+
+
 def repair_prompt(problem: str) -> str:
     """Asks again after a reply that could not be parsed."""
     return f"That reply cannot be used: {neutralize(problem)[:PROBLEM_LIMIT]}. {_REPLY} the one asked for above."
 
 
-def _prompt(mode: str, state: Trajectory, candidates: Sequence[str], limit: int) -> str:
-    question = f"<question>\n{_line(state.question.text)}\n</question>"
+def _prompt(mode: str, state: Trajectory, candidates: Sequence[str], limit: int, golden: str = "") -> str:
+    question = f"<question>\n{_line(state.question.text)}\n</question>" + (f"\n\n{golden}" if golden else "")
     history = f"<history>\n{_history(state, limit)}\n</history>"
     form = _TEXTS[f"{mode}_form"].format(count=len(candidates))
     return "\n\n".join([_TEXTS["setting"], _TEXTS[mode], question, history, *candidates, f"{_REPLY}\n{form}"])
@@ -70,10 +87,14 @@ def _history(state: Trajectory, limit: int) -> str:
     return text if len(text) <= limit else f"(earlier text left out) {text[len(text) - limit :]}"
 
 
-def _candidate(letter: str, node: Node, *, trials: bool) -> str:
+def _candidate(letter: str, node: Node, *, carried_out: bool) -> str:
     assert node.step is not None  # only the root has no step
-    tried = f' Q="{node.value:.2f}" N="{node.visits}"' if trials else ""
-    return f'<candidate letter="{letter}"{tried}>\n{_action(node.step.action)}\n</candidate>'
+    tried = f' Q="{node.value:.2f}" N="{node.visits}"' if carried_out else ""
+    found = ""
+    if carried_out and node.step.passages:
+        shown = render_passages(node.step.passages)
+        found = f"\nFound:\n{shown if len(shown) <= FOUND_LIMIT else f'{shown[:FOUND_LIMIT]} (cut off)'}"
+    return f'<candidate letter="{letter}"{tried}>\n{_action(node.step.action)}{found}\n</candidate>'
 
 
 _NAMES = {

@@ -88,6 +88,18 @@ def read_score(text: str) -> Grade:
     return Grade(score / 100, _reason(reply))
 
 
+def read_correct(text: str) -> bool:
+    """Whether an answer is right.
+
+    >>> read_correct('{"reason": "The same person.", "correct": true}')
+    True
+    """
+    reply = read_object(text, required=("correct",), optional=("reason",))
+    if not isinstance(reply["correct"], bool):
+        raise BadReply("'correct' must be true or false")
+    return reply["correct"]
+
+
 def _check_letter(letter: object, letters: Sequence[str], key: str) -> None:
     if letter not in letters:
         raise BadReply(f"{key!r} must name candidates by their letters ({', '.join(letters)})")

@@ -10,8 +10,10 @@ from typing import Any
 
 from pydantic import Field
 
+from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.config import Config
 from stepladder.core.trace import StopReason
+from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.evaluation.evaluator import Evaluation, load_scores
 from stepladder.pipeline.episodes import evaluate_policy
 from stepladder.pipeline.guide_config import GuideConfig
@@ -44,7 +46,15 @@ def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResu
     episode = context.episode(temperature, top_p)
     reward = task.inputs.get(REWARD)
     result = evaluate_policy(
-        context, policy, questions, episode, seed=task.seed, label=task.name, guide=guide, reward=reward
+        context,
+        policy,
+        questions,
+        episode,
+        seed=task.seed,
+        label=task.name,
+        guide=guide,
+        reward=reward,
+        folder=task.folder,
     )
     description = {
         "agent": context.agent.name,
@@ -56,18 +66,19 @@ def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResu
         "guide": None if guide is None else guide.describe(),
     }
     result.save(task.folder / EVALUATION, description, overwrite=True)
-    return StageResult(main_numbers(result), {EVALUATION: task.folder / EVALUATION})
+    return StageResult({**main_numbers(result), **result.paid}, {EVALUATION: task.folder / EVALUATION})
 
 
 def main_numbers(result: Evaluation) -> dict[str, Any]:
     """The main metrics of an evaluation."""
     summary = result.summary()
     metrics = summary.metrics
+    reached = [row for row in result.scores if row.stop is not StopReason.CANCELLED]
     return {
         "questions": summary.questions,
         "em": asdict(metrics["em"]),
         "f1": asdict(metrics["f1"]),
-        "validity": 1 - metrics["malformed"].mean,
+        "validity": 1 - sum(_outside_format(row) for row in reached) / len(reached),
         "searches": metrics["searches"].mean,
         "by_hops": summary.by_hops,
         "failed": summary.stops.get(StopReason.FAILED.value, 0),
@@ -75,10 +86,16 @@ def main_numbers(result: Evaluation) -> dict[str, Any]:
     }
 
 
+def _outside_format(row: QuestionScore) -> bool:
+    """Whether an episode is not entirely in the strict format, however it was played."""
+    return row.malformed_steps + row.repaired_steps + row.forced > 0
+
+
 def check_eval(settings: EvalConfig, context: RunContext) -> None:
     """The split must exist, and an index if the agent searches."""
     context.split(settings.split)
     context.check_index()
+    context.check_server()
 
 
 def cost(stage: FinishedStage) -> StageCost:
@@ -100,5 +117,7 @@ STAGE = StageSpec(
     unused_inputs=lambda settings: frozenset(() if settings.guide and settings.guide.by == "prm" else {REWARD}),
     check=check_eval,
     accepts_oracle=True,
+    accepts_server=True,
+    persistent_files=POLICY_FILES,
     cost=cost,
 )

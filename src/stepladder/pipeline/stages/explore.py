@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
+from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.explore.mcts import mcts_search
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stage import POLICY, TREES, StageResult, StageSpec, Task
-from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines, policy_lines
 from stepladder.pipeline.tree_search import check_tree_stage, grow_trees
 
 if TYPE_CHECKING:
-    from stepladder.judges.llm.spend.estimate import Estimate
+    from stepladder.judges.llm.estimate import Estimate
 
 
 def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> StageResult:
     """Grow one tree per question."""
-    rules = settings.search(context.episode())
+    rules, agent = settings.search(context.episode()), context.agent_of(task.inputs[POLICY])
 
     def grow(question: Question, seed: int) -> Algorithm[Tree]:
-        return mcts_search(context.agent, question, rules, seed)
+        return mcts_search(agent, question, rules, seed)
 
     scorer = None if settings.evaluate == "rollout" else settings.evaluate
     return grow_trees(context, task, settings, grow, scorer=scorer)
@@ -35,10 +36,10 @@ def dry_run(settings: ExploreConfig, context: RunContext) -> "Estimate":
     """The maximum cost of the judge."""
     if settings.llm is None:
         raise StepladderError(f"evaluate: {settings.evaluate} costs nothing: there is nothing to estimate")
-    from stepladder.judges.llm.spend.estimate import estimate_tree_search  # imports openai
+    from stepladder.judges.llm.estimate import estimate_tree_search
 
     questions = len(context.split(settings.split)[: settings.questions])
-    return estimate_tree_search(settings.llm.judge("score"), questions, settings.simulations, settings.llm.price())
+    return estimate_tree_search(settings.llm.judge(), questions, settings.simulations, settings.llm.price())
 
 
 def summarize(numbers: Numbers) -> StageSummary:
@@ -49,7 +50,7 @@ def summarize(numbers: Numbers) -> StageSummary:
         f"{numbers['trees']:,} trees, on average {numbers['nodes']:.1f} nodes and {numbers['simulations']:.1f} "
         f"simulations, F1 {numbers['mean_f1']:.2f}; {numbers['solved']:.0%} of the questions solved at least once; "
         f"{written}{numbers['shared']:.0%} of all requests answered from cache{broken}{failure_note(numbers)}"
-    ), judge_lines(numbers)
+    ), {**judge_lines(numbers), **policy_lines(numbers)}
 
 
 STAGE = StageSpec(
@@ -59,7 +60,8 @@ STAGE = StageSpec(
     (TREES,),
     check=check_tree_stage,
     accepts_oracle=True,
-    persistent_files=PERSISTENT_FILES,
+    accepts_server=True,
+    persistent_files=(*PERSISTENT_FILES, *POLICY_FILES),
     not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
     summarize=summarize,
 )

@@ -31,7 +31,7 @@ from stepladder.preferences.pair_stats import format_counts
 from stepladder.preferences.pairs import PairRules, balanced, dev_questions, judged_groups, tree_pairs
 
 if TYPE_CHECKING:
-    from stepladder.judges.llm.spend.estimate import Estimate
+    from stepladder.judges.llm.estimate import Estimate
 
 #: Concurrent trees, for judges that generate text.
 _CONCURRENT_TREES = 64
@@ -181,7 +181,7 @@ def dry_run(settings: PairConfig, trees: Path, folder: Path) -> "Estimate":
     """The cost of the judge, without the responses that the folder has cached."""
     if settings.llm is None:
         raise StepladderError(f"judge '{settings.judge}' costs nothing: there is nothing to estimate")
-    from stepladder.judges.llm.spend.estimate import estimate  # imports openai
+    from stepladder.judges.llm.estimate import estimate
 
     groups = ((tree, siblings) for tree in read_trees(trees) for _, siblings in judged_groups(tree, settings))
     return estimate(settings.llm.judge(), groups, settings.llm.price(), settings.llm.cached_responses(folder))

@@ -22,6 +22,7 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.data.sampling import sample_questions
+from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.evaluation.prm.calibration import (
     calibration_report,
     chain_metrics,
@@ -48,7 +49,7 @@ TREE_SCORES = "tree_scores.json"
 class PRMEvalConfig(Config):
     """The steps that the reward model is evaluated on."""
 
-    renamed: ClassVar[dict[str, str]] = {"samples": "num_generations", "reencode": "retokenize"}
+    renamed: ClassVar[dict[str, str]] = {"samples": "num_generations"}
 
     #: Must not be the split that was explored.
     split: str = "test"
@@ -135,6 +136,7 @@ def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
             "against which a reward model is examined, could grade nothing"
         )
     context.check_index()
+    context.check_server()
 
 
 def _unused(settings: PRMEvalConfig) -> frozenset[str]:
@@ -178,6 +180,8 @@ STAGE = StageSpec(
     (EXAMINATION,),
     unused_inputs=_unused,
     check=check_prm_eval,
+    accepts_server=True,
+    persistent_files=POLICY_FILES,
     version=2,  # the gold judge no longer counts a bad query against the answer to it
     summarize=summarize,
 )

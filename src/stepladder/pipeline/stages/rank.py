@@ -9,24 +9,27 @@ from pydantic import Field, model_validator
 
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
+from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.explore.ranked import ranked
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.judges.registry import ScorerName, scorers
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import TreeStageConfig
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, StageSpec, Task
-from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines, policy_lines
 from stepladder.pipeline.tree_search import check_tree_stage, grow_trees
 
 
 class RankConfig(TreeStageConfig):
     """Questions, actions per step, and the scorer that ranks them."""
 
+    llm_modes = ("ranking", "score", "value")
+
     #: Actions sampled per step; equal ones count once.
     n: int = Field(default=10, ge=1)
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    #: The ranking: by the gold judge, a reward model, or an LLM, which scores every action from 0 to 100.
+    #: The ranking: by the gold judge, a reward model, or an LLM, which ranks the actions of a state jointly (RAG-Gym).
     judge: ScorerName = "gold"
     max_concurrent_trees: int = Field(default=256, ge=1)
 
@@ -39,10 +42,11 @@ class RankConfig(TreeStageConfig):
 
 def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResult:
     """Run one episode per question with the best action at every step."""
-    limits = context.episode(settings.temperature, settings.top_p)
+    jointly = settings.llm is not None and settings.llm.mode == "ranking"
+    limits, agent = context.episode(settings.temperature, settings.top_p), context.agent_of(task.inputs[POLICY])
 
     def grow(question: Question, seed: int) -> Algorithm[Tree]:
-        return ranked(context.agent, question, limits, seed, n=settings.n)
+        return ranked(agent, question, limits, seed, n=settings.n, jointly=jointly)
 
     return grow_trees(context, task, settings, grow, scorer=settings.judge)
 
@@ -53,7 +57,7 @@ def summarize(numbers: Numbers) -> StageSummary:
     return (
         f"{numbers['trees']:,} questions, on average {numbers['nodes'] - 1:.1f} distinct actions; a right answer was "
         f"among them for {numbers['solved']:.0%}{written}{failure_note(numbers)}"
-    ), judge_lines(numbers)
+    ), {**judge_lines(numbers), **policy_lines(numbers)}
 
 
 STAGE = StageSpec(
@@ -63,7 +67,8 @@ STAGE = StageSpec(
     (TREES,),
     unused_inputs=lambda settings: frozenset(() if scorers().get(settings.judge).uses_prm else {REWARD}),
     check=check_tree_stage,
-    persistent_files=PERSISTENT_FILES,
+    accepts_server=True,
+    persistent_files=(*PERSISTENT_FILES, *POLICY_FILES),
     not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
     summarize=summarize,
 )

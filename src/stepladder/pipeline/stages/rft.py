@@ -4,8 +4,11 @@ In: a policy and, unless the threshold is null, a reward model. Out: a policy fi
 """
 
 from collections.abc import Iterable
+from functools import partial
 
-from stepladder.pipeline.resources import RunContext
+from stepladder.core.errors import StepladderError
+from stepladder.engines.openai.server_config import POLICY_FILES
+from stepladder.pipeline.resources import SERVER, RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
 from stepladder.preferences.pair_stats import format_counts
@@ -15,12 +18,16 @@ from stepladder.train.rft.filters import FILTERS
 
 def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult:
     """Sample the train split, filter, fine-tune; evaluate on the dev split."""
-    from stepladder.train.rft.trainer import train_rft  # imports torch and transformers
+    from stepladder.train.rft.trainer import Sampler, train_rft  # imports torch and transformers
 
     scorer = None
     if settings.threshold is not None:
         scorer = context.scorer("prm", task.inputs[REWARD], retokenize=settings.retokenize)
-    report = train_rft(task.inputs[POLICY], context.training(task, dev=bool(settings.dev_questions)), settings, scorer)
+    sampler = None
+    if settings.sampled_by == "server":
+        sampler = Sampler(partial(context.engine, SERVER, folder=task.folder), context.agent_of(SERVER))
+    training = context.training(task, dev=bool(settings.dev_questions))
+    report = train_rft(task.inputs[POLICY], training, settings, scorer, sampler)
     return StageResult(report.numbers, {POLICY: report.policy})
 
 
@@ -28,6 +35,10 @@ def check_rft(settings: RFTConfig, context: RunContext) -> None:
     """Requires answers, a dev split if checkpoints are evaluated, and an index if the agent searches."""
     context.expect_answers("train")
     context.expect_dev("rft", settings.dev_questions)
+    if settings.sampled_by == "server":
+        if context.settings.server is None:
+            raise StepladderError("sampled_by: server needs the recipe's server: server.model and server.base_url")
+        context.check_server()
 
 
 #: How many samples are left after each filter.
@@ -70,6 +81,7 @@ STAGE = StageSpec(
     (POLICY,),
     unused_inputs=lambda settings: frozenset({REWARD} if settings.threshold is None else ()),
     check=check_rft,
+    persistent_files=POLICY_FILES,
     summarize=summarize,
     questions=questions_used,
 )

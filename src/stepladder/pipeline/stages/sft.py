@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, TREES, FinishedStage, StageResult, StageSpec, Task, sampled_questions
-from stepladder.train.sft.config import SFTConfig
+from stepladder.train.sft.config import TEACHER_FILES, SFTConfig
 
 
 def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult:
@@ -23,6 +23,7 @@ def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult
 
 def check_sft(settings: SFTConfig, context: RunContext) -> None:
     """Requires train questions, a dev split if checkpoints are evaluated, and an index if the agent searches."""
+    settings.check_price()
     context.sft_questions()
     context.expect_dev("sft", settings.dev_questions)
     context.check_index()
@@ -40,7 +41,7 @@ STAGE = StageSpec(
     (POLICY,),
     unused_inputs=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
     check=check_sft,
-    persistent_files=("teacher.jsonl",),
+    persistent_files=TEACHER_FILES,
     questions=questions_used,
     generates=lambda settings: settings.source not in ("gold", "trees"),
 )

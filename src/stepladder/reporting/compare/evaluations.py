@@ -18,7 +18,7 @@ from stepladder.core.unused_settings import without_setting
 from stepladder.evaluation.evaluator import load_scores
 from stepladder.pipeline.policy_choice import Regression
 from stepladder.pipeline.recipe import Stage
-from stepladder.pipeline.resources import BASE, ORACLE
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER
 from stepladder.pipeline.run_folder import RunFolder, read_json_object
 from stepladder.pipeline.stage import EVALUATION, REWARD
 from stepladder.pipeline.stages import get_stage
@@ -139,7 +139,7 @@ def _evaluated(label: str | None, run: RunFolder, stage: Stage, resolver: Proven
         raise StepladderError(f"the stage '{stage.name}' of the run {run.path} is not finished: resume the run{hint}")
     recipe, policy = run.recipe(), stage.inputs["policy"]
     guides = [(run.path, source) for role, source in stage.inputs.items() if role == REWARD]
-    origin = (run.path, policy) if policy != ORACLE else None
+    origin = (run.path, policy) if policy not in (ORACLE, SERVER) else None
     if policy == BASE:
         origin = producing_stage(recipe.shared.policy)
     provenance = None if origin is None else resolver.resolve([origin, *guides])

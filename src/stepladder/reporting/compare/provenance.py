@@ -14,7 +14,7 @@ from rich.console import Console
 from stepladder.core.errors import StepladderError
 from stepladder.pipeline.policy_choice import Regression
 from stepladder.pipeline.recipe import Stage
-from stepladder.pipeline.resources import BASE, ORACLE, DataConfig, RunContext, SharedConfig
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER, DataConfig, RunContext, SharedConfig
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.report.cost import cost_of
@@ -110,7 +110,7 @@ class ProvenanceResolver:
         for source in record.inputs.values():
             if source == BASE:
                 external.append(run.report.recipe.shared.policy)
-            elif source != ORACLE:
+            elif source not in (ORACLE, SERVER):
                 self._add(folder, source, found)
         for path in external:
             if (origin := producing_stage(path)) is not None:

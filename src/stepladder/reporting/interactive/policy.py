@@ -48,12 +48,18 @@ class Policy(AbstractContextManager["Policy"], os.PathLike[str]):
     @cached_property
     def context(self) -> RunContext:
         """Agent, data and retriever, opened on first use."""
-        return RunContext(self.config, Console(stderr=True))
+        return RunContext(self.config, Console(stderr=True), prompted=True if self._engine else None)
 
     @cached_property
     def driver(self) -> Driver:
         """The driver with the loaded model."""
-        return Driver(self._stack.enter_context(self.context.engine(self.model)), self.context.retriever)
+        engine = self._stack.enter_context(self.context.engine(self.model, self._engine))
+        return Driver(engine, self.context.retriever)
+
+    @property
+    def _engine(self) -> str | None:
+        """The engine of a model behind a server; None for the one of the settings."""
+        return "openai" if self.config.engine == "openai" else None
 
     def ask(self, question: str | Question, *, temperature: float = 0.0, seed: int = 0) -> Trajectory:
         """Answer one question by searching. `.show()` prints the steps, `.answer` is the answer."""
@@ -81,8 +87,9 @@ def load_policy(model: str | Path | Policy, *, stage: str | None = None, **setti
 
     Of a run, the policy with the best dev score is taken, or that of `stage`; a note on standard error says which.
 
-    Settings: agent, data, world_seed, index, topk, max_steps, max_tokens, engine, device, dtype, batch_size. A run
-    supplies them all, an adapter its agent; what is passed here takes precedence.
+    Settings: agent, format, max_format_errors, force_answer, max_searches, prime, prompt, hint, chat_options, data,
+    world_seed, index, topk, max_steps, max_tokens, engine, base_url, api, concurrency, timeout, grammar, device, dtype,
+    batch_size. A run supplies them all, an adapter its agent; what is passed here takes precedence.
     """
     for name in settings:
         if name not in KEYS:

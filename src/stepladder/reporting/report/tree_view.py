@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
-from stepladder.core.trace import Node, StopReason, Tree
+from stepladder.core.trace import Node, Tree
 from stepladder.core.unicode import readable
 from stepladder.evaluation.prm.ranking import as_probabilities
 from stepladder.evaluation.prm.tree_scores import NodeScores, read_tree_scores
@@ -131,7 +131,7 @@ def _rank(tree: Tree) -> tuple[int, int, int]:
 
 def _answers(tree: Tree) -> tuple[int, int]:
     """Number of leaves with an answer, and with a right answer."""
-    rewards = [node.reward for node in tree.nodes if node.stop is StopReason.ANSWERED]
+    rewards = [node.reward for node in tree.nodes if node.stop is not None and node.stop.has_answer]
     return len(rewards), sum(reward == 1 for reward in rewards)
 
 

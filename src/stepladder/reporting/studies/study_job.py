@@ -94,7 +94,7 @@ def _interrupt_at_eof() -> None:
 def main() -> int:
     """Run the job from stdin; returns the exit status."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    mask_process()  # its output is a file
+    mask_process()  # output goes to a log file, which must not contain keys
     job = TypeAdapter(Job).validate_json(sys.stdin.readline())
     try:
         threading.Thread(target=_interrupt_at_eof, daemon=True).start()

@@ -22,8 +22,14 @@ class DPOConfig(PolicyTrainingConfig):
     #: sigmoid: the DPO paper's loss. ipo: stops increasing the margin of a pair once it is large enough.
     loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
     num_train_epochs: PositiveFloat = 1
+    #: Train on text of a model behind a server, whose token ids are unknown: it is encoded with this model's tokenizer.
+    reencode: bool = False
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.2
 
     def unused(self) -> Mapping[str, str]:
         """Nothing: without dev questions, `eval_on_start` evaluates held-out pairs."""
         return {}
+
+    def inert(self) -> frozenset[str]:
+        """`reencode` allows, and changes nothing."""
+        return super().inert() | {"reencode"}

@@ -63,7 +63,9 @@ def train_dpo(
     """Train a policy on pairs. `context.questions`: those of the pairs, to check that prompts are still the same."""
     with open_policy(policy, context, config, "dpo", trl_adds_lora=True) as session:
         engine, model = session.engine, session.policy.model
-        checker = PairCheck(context.agent, context.questions, engine.encoding, engine.context_limit)
+        checker = PairCheck(
+            context.agent, context.questions, engine.encoding, engine.context_limit, reencode=config.reencode
+        )
         accepted, dev, counts = checker.check_splits(pairs, held_out)
         rows, dev_rows = _rows(accepted), _rows(dev)
         trainers: list[PairTrainer] = []

@@ -64,7 +64,7 @@ class CreditedEpisode:
 def outcome_reward(trajectory: Trajectory, settings: RewardConfig) -> float:
     """The reward of an episode: for its answer, and for keeping the format to the end."""
     f1 = score(trajectory).f1
-    kept = trajectory.stop is StopReason.ANSWERED
+    kept = trajectory.stop is StopReason.ANSWERED and trajectory.is_strict  # however leniently it was played
     answer = settings.f1_weight * f1 if f1 >= settings.min_f1 else 0.0
     return answer + (settings.format_bonus if kept else -settings.format_bonus)
 
@@ -72,8 +72,7 @@ def outcome_reward(trajectory: Trajectory, settings: RewardConfig) -> float:
 def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: RewardConfig) -> list[float]:
     """One reward per step: the sigmoid of its score, and for keeping the format."""
     return [
-        sigmoid(score)
-        + (-settings.step_format_bonus if step.action.kind is ActionKind.MALFORMED else settings.step_format_bonus)
+        sigmoid(score) + (settings.step_format_bonus if step.action.is_strict else -settings.step_format_bonus)
         for step, score in zip(trajectory.steps, scores, strict=True)
     ]
 

@@ -21,6 +21,8 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import StepScorer, raise_errors, sigmoid
 from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.driver import Driver
+from stepladder.engines.transformers.constrained import GrammarMasks
+from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.agent_check import restarts_context
@@ -98,6 +100,12 @@ class Rollouts:
             metrics["step_score"] = float(np.mean([sigmoid(score) for each in scores for score in each]))
         return RolloutBatch(tuple(row for group in filled for row in group), metrics)
 
+    @property
+    def grammar_masks(self) -> GrammarMasks:
+        """The tokens that grammars allow the policy."""
+        assert isinstance(self.driver.engine, InProcessEngine)
+        return self.driver.engine.grammar_masks
+
     def _samples(self, questions: Sequence[Question], seed: int) -> list[list[Trajectory]]:
         """The episodes of each question that have a step."""
         count = self.config.num_generations
@@ -148,7 +156,7 @@ def episode_metrics(rows: Sequence[CreditedEpisode]) -> dict[str, float]:
         "valid": float(np.mean([_is_valid(trajectory) for trajectory in trajectories])),
         "searches": float(np.mean([len(trajectory.queries) for trajectory in trajectories])),
         "step_limit": stops[StopReason.STEP_LIMIT] / len(trajectories),
-        "answered": stops[StopReason.ANSWERED] / len(trajectories),
+        "answered": (stops[StopReason.ANSWERED] + stops[StopReason.FORCED]) / len(trajectories),
         "repeated": sum(map(_repeats, trajectories)) / max(len(steps), 1),
         # Branches of a tree share steps, which were generated once.
         "written": float(sum(len(step.written.tokens) for step in {id(step): step for step in steps}.values())),
@@ -170,7 +178,7 @@ def multiple_contexts_error(agent: str) -> StepladderError:
 
 
 def _is_valid(trajectory: Trajectory) -> bool:
-    return all(step.action.kind is not ActionKind.MALFORMED for step in trajectory.steps)
+    return all(step.action.is_strict for step in trajectory.steps)
 
 
 def _repeats(trajectory: Trajectory) -> int:

@@ -5,7 +5,9 @@ part, and the difference between the engine's and the trainer's log-probs.
 
 trl computes the loss with clipping and keeps the reference model. It calls `rollout_func` for episodes, one row per
 sample, and would give all tokens of a row the same advantage; here its tensors get the advantages of the steps. It
-would also compute the log-probs of every token, while only those in the loss are needed, about a third.
+would also compute the log-probs of every token, while only those in the loss are needed, about a third. Log-probs and
+entropies of tokens that were sampled under a grammar are those of the distribution that they were sampled from: the
+model's, over the tokens that the grammar allowed.
 
 A row's prompt is its first token; everything else is completion, with `env_mask` 0 on tokens that the policy did not
 write. So nothing is padded on the left, and positions are those of the engine.
@@ -13,6 +15,7 @@ write. So nothing is padded on the left, and positions are those of the engine.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from transformers import Trainer
 from stepladder.core.io.records import loads
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
+from stepladder.train.grpo.allowed_tokens import allowed_tokens
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
@@ -31,7 +35,7 @@ from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, multiple_cont
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, TrainerHooks, TRLOverrides, eval_mode
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import split_microbatches
-from stepladder.train.transcripts.selected_logits import token_logps
+from stepladder.train.transcripts.selected_logits import Allowed, token_logps
 
 #: Metrics of episodes that are sums, not means; and trl's names of metrics -> ours.
 _COUNTS = ("written", "failed")
@@ -41,8 +45,9 @@ _KL_ROWS = 8
 
 
 def token_row(credited: CreditedEpisode) -> dict[str, list[Any]]:
-    """An episode as tokens: ids, loss mask, advantages, and the engine's log-probs."""
+    """An episode as tokens: ids, loss mask, advantages, and the engine's log-probs; and where each grammar applied."""
     ids: list[int] = []
+    grammars: list[tuple[str, range]] = []
     loss_mask: list[int] = []
     advantages: list[float] = []
     logprobs: list[float] = []
@@ -52,11 +57,15 @@ def token_row(credited: CreditedEpisode) -> dict[str, list[Any]]:
         read = [token for segment in step.read for token in segment.tokens]
         written = list(step.written.tokens)
         ids += read + written
+        if step.written.grammar:
+            grammars.append((step.written.grammar, range(len(ids) - len(written), len(ids))))
         loss_mask += [0] * len(read) + [int(credited.loss_mask[number])] * len(written)
         advantages += [0.0] * len(read) + [credited.advantages[number]] * len(written)
         known = list(step.written.logprobs) or [float("nan")] * len(written)
         logprobs += [float("nan")] * len(read) + known
-    return {"ids": ids, "loss_mask": loss_mask, "advantages": advantages, "logprobs": logprobs}
+    return {
+        "ids": ids, "loss_mask": loss_mask, "advantages": advantages, "logprobs": logprobs, "grammars": grammars
+    }  # fmt: skip
 
 
 class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignore[misc,name-defined]
@@ -81,6 +90,8 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         self.rows: list[dict[str, list[Any]]] = []
         #: The loss mask of the rows that are computed next, and their log-probs afterwards.
         self._loss_mask_BT: torch.Tensor | None = None
+        #: The indices of these rows in `rows`.
+        self._indices: list[int] = []
         self._logps_BT: torch.Tensor | None = None
         self._gaps: list[torch.Tensor] = []
         #: The KL divergence of this update, if it is not part of the loss.
@@ -115,6 +126,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         self.rows = [token_row(row) if row.trajectory.steps else self._empty() for row in self.rollout_batch.rows]
         width = max(len(row["ids"]) for row in self.rows) - 1
         self._loss_mask_BT = torch.tensor([_padded(row["loss_mask"][1:], width) for row in self.rows]) > 0
+        self._indices = list(range(len(self.rows)))
         return {
             "prompt_ids": [row["ids"][:1] for row in self.rows],
             "completion_ids": [row["ids"][1:] for row in self.rows],
@@ -126,7 +138,10 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     def _empty(self) -> dict[str, list[Any]]:
         """In place of an episode that failed before its first token."""
         padding = self.processing_class.pad_token_id
-        return {"ids": [padding] * 2, "loss_mask": [0] * 2, "advantages": [0.0] * 2, "logprobs": [float("nan")] * 2}
+        unknown = [float("nan")] * 2
+        return {
+            "ids": [padding] * 2, "loss_mask": [0] * 2, "advantages": [0.0] * 2, "logprobs": unknown, "grammars": []
+        }  # fmt: skip
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """trl's tensors, with the advantages of steps, and without groups whose advantages are all 0."""
@@ -134,6 +149,8 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         width = batch["completion_ids"].shape[1]
         advantages_BT = torch.tensor([_padded(row["advantages"][1:], width) for row in self.rows])
         batch["advantages"] = advantages_BT.to(batch["completion_ids"].device)
+        if any(row["grammars"] for row in self.rows):
+            batch["row_index"] = torch.arange(len(self.rows), device=batch["completion_ids"].device)
         self.tokens = sum(len(row["ids"]) for row in self.rows)
         self.policy_tokens = sum(sum(row["loss_mask"]) for row in self.rows)
         return self._without_zero_std_groups(batch) if self.rollouts.config.drop_zero_std_groups else batch
@@ -181,10 +198,18 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
             self._loss_mask_BT.to(input_ids.device),
             self.temperature,
             self.accelerator.autocast,
+            self._allowed(self._indices),
         )
         if torch.is_grad_enabled():
             self._logps_BT = logps_BT.detach()
         return logps_BT, entropies_BT, None
+
+    def _allowed(self, indices: Sequence[int]) -> Allowed | None:
+        """Which tokens were allowed in these rows; None if all tokens were, everywhere."""
+        rows = [self.rows[index] for index in indices]
+        if not any(row["grammars"] for row in rows):
+            return None
+        return partial(allowed_tokens, self.rollouts.grammar_masks, rows)
 
     def training_step(self, model: nn.Module, *arguments: Any) -> torch.Tensor:
         """Without a signal there is no gradient, so that not even the momentum of earlier updates moves the weights."""
@@ -221,6 +246,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     def _loss(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
         """The loss of some rows. Their log-probs are also compared with those of the engine."""
         self._loss_mask_BT, self._logps_BT = (inputs["completion_mask"] * inputs["tool_mask"]).bool(), None
+        self._indices = inputs["row_index"].tolist() if "row_index" in inputs else []
         loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)
         engine = inputs.get("sampling_per_token_logps")
         fresh = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
@@ -243,7 +269,13 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
             if reference is None:
                 return None
             logps_BT, _ = token_logps(
-                reference, ids_BT, lengths_B[:_KL_ROWS], mask_BT, self.temperature, self.accelerator.autocast
+                reference,
+                ids_BT,
+                lengths_B[:_KL_ROWS],
+                mask_BT,
+                self.temperature,
+                self.accelerator.autocast,
+                self._allowed(self._indices[:_KL_ROWS]),
             )
         gaps = (logps_BT - self._logps_BT[:_KL_ROWS])[mask_BT]
         return float((gaps.exp() - gaps - 1).mean()) if gaps.numel() else None

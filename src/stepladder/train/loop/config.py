@@ -39,7 +39,6 @@ class TrainingConfig(Config):
         "schedule": "lr_scheduler_type",
         "eval_every": "eval_steps",
         "samples": "num_generations",
-        "reencode": "retokenize",
     }
 
     #: The learning rate `auto`: below 20M parameters, below 1B, above; and with LoRA.

@@ -40,6 +40,8 @@ class PRMConfig(TrainingConfig):
     model: Annotated[str, AfterValidator(absolute_if_folder)] | None = None
     #: Accept pairs and trees of another tokenizer than the model's and tokenize their text again.
     retokenize: bool = False
+    #: Train on text of a model behind a server, whose token ids are unknown: it is encoded with this model's tokenizer.
+    reencode: bool = False
     #: Pairs: margin of the ranking loss per unit of difference between the two values.
     margin: NonNegativeFloat = 0.0
     #: Pairs: weight of the loss that centers the scores of a pair at 0, so that a threshold of 0 is meaningful.
@@ -89,4 +91,4 @@ class PRMConfig(TrainingConfig):
     def inert(self) -> frozenset[str]:
         """The settings of sampled episodes, if there are none."""
         unused = frozenset() if self.episodes else frozenset({"episodes", "num_generations", "temperature"})
-        return super().inert() | unused
+        return super().inert() | unused | {"reencode"}  # which allows, and changes nothing

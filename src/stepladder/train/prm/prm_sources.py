@@ -19,7 +19,7 @@ from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.loading import fingerprint, load_tokenizer
 from stepladder.oracle.control_chains import control_chains
 from stepladder.oracle.corruptions import Corruptor
-from stepladder.preferences.pair_checks import PairCheck
+from stepladder.preferences.pair_checks import PairCheck, expect_known_tokens
 from stepladder.preferences.pairs import dev_questions
 from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.prm.config import PRMConfig
@@ -62,7 +62,8 @@ def pair_examples(
     """Pairs of steps. `context.questions`: those of the pairs, to check that the agent still renders their prompts."""
 
     def make(builder: PRMInputBuilder) -> Examples:
-        checker = PairCheck(context.agent, context.questions, builder.encoding, None, retokenize=config.retokenize)
+        allowed = {"retokenize": config.retokenize, "reencode": config.reencode}
+        checker = PairCheck(context.agent, context.questions, builder.encoding, None, **allowed)
         accepted, dev, counts = checker.check_splits(train, held_out)
         return from_pairs(accepted, builder, config.margin), from_pairs(dev, builder, config.margin), counts
 
@@ -77,7 +78,11 @@ def tree_examples(
     sample: Callable[[Sequence[Question]], Sequence[Trajectory]],
 ) -> ExampleMaker:
     """The steps of trees, and with `episodes` those of episodes that `sample` generates with the policy."""
-    explored = [tree.question.id for tree in iter_trees(trees)]
+    explored = []
+    for tree in iter_trees(trees):
+        explored.append(tree.question.id)
+        written = (node.step.written for node in tree.nodes if node.step is not None)
+        expect_known_tokens(written, reencode=config.reencode)
     questions = choose_questions(config, context.questions, explored, context.seed)
     episodes: Sequence[Trajectory] = ()
     if questions.sampled:

@@ -90,7 +90,7 @@ def filter_trajectories(
 
 def _wrong(trajectory: Trajectory, min_f1: float) -> str:
     row = score(trajectory)
-    if row.prediction is None:
+    if row.prediction is None or not trajectory.is_strict:  # text outside the format is not imitated
         return "answered"
     return "" if row.em == 1 or row.f1 >= min_f1 else "right_answer"
 

@@ -14,17 +14,19 @@ call resumes.
 
 import json
 import os
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import write_records
 from stepladder.core.step_scorer import StepScorer, raise_errors
 from stepladder.core.trace import Trajectory
 from stepladder.data.sampling import sample_questions
+from stepladder.engines.base import Engine
 from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.policy_session import open_policy
@@ -34,6 +36,7 @@ from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FilterResult, filter_trajectories
 from stepladder.train.transcripts.fine_tune import fine_tune
 from stepladder.train.transcripts.sampled_episodes import policy_episodes
+from stepladder.train.transcripts.tokenized import expect_token_ids
 
 
 @dataclass
@@ -51,10 +54,25 @@ class RFTTrainer(PublicTrainer[RFTConfig, TrainingReport]):
         return train_rft(policy, context, config, scorer)
 
 
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Another model that samples the transcripts, and the agent as it plays it."""
+
+    open_engine: Callable[[], AbstractContextManager[Engine]]
+    agent: Agent
+
+
 def train_rft(
-    policy: str | Path, context: TrainingContext, config: RFTConfig, scorer: StepScorer | None
+    policy: str | Path,
+    context: TrainingContext,
+    config: RFTConfig,
+    scorer: StepScorer | None,
+    sampler: Sampler | None = None,
 ) -> TrainingReport:
-    """Sample, filter, fine-tune. `scorer` is needed unless the settings have no threshold."""
+    """Sample, filter, fine-tune. `scorer` is needed unless the settings have no threshold.
+
+    `sampler`: samples in place of the policy.
+    """
     if (scorer is None) != (config.threshold is None):
         raise StepladderError("a threshold needs a step scorer: give both, or set threshold to null")
     with open_policy(policy, context, config, "rft") as session:
@@ -66,8 +84,8 @@ def train_rft(
         chosen = sample_questions(answerable, config.questions, context.seed, balance=config.balance)
         with session.generating():
             samples = policy_episodes(
-                context,
-                lambda: nullcontext(session.engine),
+                context if sampler is None else replace(context, agent=sampler.agent),
+                (lambda: nullcontext(session.engine)) if sampler is None else sampler.open_engine,
                 chosen,
                 num_generations=config.num_generations,
                 temperature=config.temperature,
@@ -84,6 +102,7 @@ def train_rft(
         if session.compute.processes.is_main_process:
             _write_samples(context.folder, samples, scores, result, failed)
         result.expect_some(config.threshold)
+        expect_token_ids(result.kept, reencode=config.reencode)
         numbers = fine_tune(session, result.kept, config)
     written = sum(step.usage.written for trajectory in samples for step in trajectory.steps)
     counts = {"questions": len(chosen), **_counts(result, failed), "tokens_sampled": written}

@@ -2,7 +2,8 @@
 
     gold        episodes of the oracle, which replays the gold decomposition: exact, no generation needed
     mined       the same with weak decompositions from the corpus (`weak_decomposition.py`): needs only answers
-    teacher     samples of a stronger model behind an OpenAI-compatible server; its responses are cached on disk
+    teacher     samples of a stronger model behind an OpenAI-compatible server, with an optional spending limit; its
+                responses are cached on disk
     bootstrap   samples of the model itself with a few-shot prompt: needs only answers
     trees       the best branch of each search tree of an earlier stage
 
@@ -18,6 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stepladder.agents import Play
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import Miss, score
 from stepladder.core.errors import StepladderError
@@ -26,19 +28,21 @@ from stepladder.core.io.records import read_records, write_records
 from stepladder.core.trace import ActionKind, Question, Trajectory, Tree
 from stepladder.driver import Driver, Outcome, OutcomeCallback
 from stepladder.engines.base import Engine
-from stepladder.engines.openai import OpenAIEngine
+from stepladder.engines.spend.budget import open_paid_engine
+from stepladder.engines.spend.prices import Budget
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import best_branch
-from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.fewshot import FewShot
 from stepladder.train.transcripts.sampled_episodes import episode_jobs
+from stepladder.train.transcripts.tokenized import expect_token_ids
 
-_TRANSCRIPTS, _DROPPED, _RESPONSES = "transcripts.jsonl", "dropped.json", "teacher.jsonl"
+_TRANSCRIPTS, _DROPPED = "transcripts.jsonl", "dropped.json"
 
+_OUTSIDE = "Text outside the agent's strict format is not imitated: generate it with format: constrained."
 _ADVICE = {
     "gold": "Use questions with decompositions and their own index, or source mined, bootstrap or teacher.",
     "mined": "The index has no passages with the answers that the questions lead to: is it the right one?",
@@ -90,7 +94,7 @@ def load_or_make(
         failure = f" The first failure: {made.first_failure}." if made.first_failure else ""
         raise StepladderError(
             f"source '{config.source}' gave no demonstrations, of {made.requested:,} requested (dropped: {why})."
-            f"{failure} {_ADVICE[config.source]}"
+            f"{failure} {_OUTSIDE if 'outside_format' in made.dropped else _ADVICE[config.source]}"
         )
     with atomic_file(counts) as file:
         json.dump(made.dropped, file, indent=2)
@@ -105,7 +109,9 @@ def _make(
         case "trees":
             if trees is None:
                 raise StepladderError("source 'trees' needs search trees: run explore or rank first")
-            return tree_demonstrations(iter_trees(trees), config.min_f1)
+            made = tree_demonstrations(iter_trees(trees), config.min_f1)
+            expect_token_ids(made.kept, reencode=config.reencode)
+            return made
         case "gold" | "mined":
             return gold_demonstrations(
                 context.agent, questions, context.retriever, context.episode, seed=context.seed, watch=context.watch
@@ -113,10 +119,17 @@ def _make(
         case "bootstrap":
             return sampled_demonstrations(engine, context, config, questions)
     assert config.teacher_model is not None  # checked by SFTConfig
-    teacher = OpenAIEngine(config.teacher_model, config.teacher_url)
-    name = f"{config.teacher_model} at {config.teacher_url}"
-    with closing(CachedEngine(teacher, context.folder / _RESPONSES, name)) as cached:
-        return sampled_demonstrations(cached, context, config, questions)
+    budget = None if config.teacher_budget is None else Budget.parse(config.teacher_budget)
+    engine_of_teacher = open_paid_engine(
+        config.teacher_model,
+        context.folder,
+        url=config.teacher_url,
+        budget=budget,
+        prices=config.teacher_prices,
+        prefix="teacher-",  # of TEACHER_FILES
+    )
+    with closing(engine_of_teacher) as teacher:
+        return sampled_demonstrations(teacher, context, config, questions)
 
 
 def gold_demonstrations(
@@ -131,6 +144,7 @@ def gold_demonstrations(
     """The oracle's episode of every question with a gold decomposition, if the search finds the passages it needs."""
     answerable = [question for question in questions if question.answers]
     playable = [question for question in answerable if question.hops or ActionKind.QUERY not in agent.kinds]
+    agent = agent.playing(Play())
     driver = Driver(OracleEngine(agent, seed), retriever)
     dropped = Counter(
         no_known_answer=len(questions) - len(answerable), no_decomposition=len(answerable) - len(playable)
@@ -150,7 +164,7 @@ def sampled_demonstrations(
     engine: Engine, context: TrainingContext, config: SFTConfig, questions: Sequence[Question]
 ) -> Demonstrations:
     """Samples of a model with a few-shot prompt: up to `keep` distinct, correct transcripts per question."""
-    few_shot = FewShot(context.agent)
+    few_shot = FewShot(context.agent.playing(Play()))
     playable = [question for question in questions if question.answers]
     dropped = Counter(no_known_answer=len(questions) - len(playable))
     episode = replace(context.episode, sampling=replace(context.episode.sampling, temperature=config.temperature))
@@ -192,6 +206,8 @@ def _wrong(outcome: Outcome[Trajectory], min_f1: float) -> str | None:
     if outcome.value is None:
         return "failed"
     row = score(outcome.value)
+    if row.prediction is not None and not outcome.value.is_strict:
+        return "outside_format"
     if row.em == 1 or row.f1 >= min_f1:
         return None
     if row.prediction is None:

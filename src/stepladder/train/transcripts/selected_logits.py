@@ -5,7 +5,7 @@ policy wrote only a fraction of a transcript's tokens, and logits are the larges
 vocabulary. A hook passes only the selected hidden states to the output layer; logit scaling and capping still apply.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +16,10 @@ from torch.nn.functional import pad
 from stepladder.engines.transformers.packed_attention import unwrap_model
 from stepladder.models.length_batches import PAD_TO_MULTIPLE_OF, context_window, padded_width
 
+#: For rows and columns of the mask, and their logits: which of these belong to tokens that were allowed.
+Allowed = Callable[[Sequence[int], Sequence[int], torch.Tensor], torch.Tensor]
+#: The logit of a token that was not allowed: its probability is exactly 0.
+_NEVER = -1e9
 #: Rows per forward pass: small batches need less padding, large ones keep a GPU busy.
 _CPU_ROWS, _GPU_ROWS = 8, 64
 
@@ -64,11 +68,13 @@ def token_logps(
     mask_BT: torch.Tensor,
     temperature: float,
     autocast: Callable[[], AbstractContextManager[Any]],
+    allowed: Allowed | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs and entropies of the tokens in the mask, 0 elsewhere. Rows are padded on the right.
 
     The mask and both results start at the second token: nothing predicts the first. Rows of similar length are computed
-    together, to reduce padding.
+    together, to reduce padding. `allowed`: the tokens of the vocabulary that were allowed in the place of each; the
+    distribution is the model's over these.
     """
     batch_size = _CPU_ROWS if ids_BT.device.type == "cpu" else _GPU_ROWS
     rows, columns, logps, entropies = [], [], [], []
@@ -81,8 +87,14 @@ def token_logps(
         ids = pad(ids, (0, width - ids.shape[1]))
         with autocast():
             logits_NV = selected_logits(model, ids, pad(own_BT, (0, width - own_BT.shape[1])))
-        logps_NV = (logits_NV.float() / temperature).log_softmax(-1)
         row_N, column_N = own_BT.nonzero(as_tuple=True)
+        logits_NV = logits_NV.float() / temperature
+        if allowed is None:
+            logps_NV = logits_NV.log_softmax(-1)
+        else:
+            allowed_NV = allowed(part[row_N].tolist(), column_N.tolist(), logits_NV)
+            # Not minus infinity, which times a probability of 0 is not a number.
+            logps_NV = logits_NV.masked_fill(~allowed_NV, _NEVER).log_softmax(-1)
         targets_N = ids[row_N, column_N + 1]
         rows.append(part[row_N])
         columns.append(column_N)

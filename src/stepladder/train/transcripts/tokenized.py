@@ -8,12 +8,13 @@ Stored ids are used unchanged. Generation ends right after a stop string, so the
 segments; one is appended to the transcript, for servers without stop strings.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any, Protocol
 
 from stepladder.core.trace import Author, Segment, Trajectory
+from stepladder.preferences.pair_checks import expect_known_tokens
 
 
 class Encoder(Protocol):
@@ -34,6 +35,11 @@ class Example:
     tokens: tuple[int, ...]
     #: Loss weights: 0 unless the policy wrote the token.
     weights: tuple[float, ...]
+
+
+def expect_token_ids(transcripts: Iterable[Trajectory], *, reencode: bool) -> None:
+    """Raise if transcripts are from a server, so that their token ids are unknown, and may not be encoded here."""
+    expect_known_tokens((step.written for each in transcripts for step in each.steps), reencode=reencode)
 
 
 def tokenize_trajectory(trajectory: Trajectory, engine: Encoder, tag_weights: Mapping[str, float]) -> list[Example]:

@@ -14,12 +14,12 @@ from concurrent.futures import Future
 from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.io.files import write_error
 from stepladder.core.requests import Finish, Generate, Generation
-from stepladder.core.trace import Author, Segment, Usage
+from stepladder.core.trace import UNKNOWN_TOKENS, Author, Segment, Usage
 from stepladder.engines.base import Engine
 
 #: The response to a request in flight.
@@ -69,7 +69,8 @@ class ResponseCache:
     def key(self, request: Generate) -> bytes:
         """The cache key of a request."""
         texts = [(segment.author.value, segment.text) for segment in request.context]
-        parts = (self.model_name, texts, request.stop, astuple(request.sampling), request.seed)
+        parts: tuple[Any, ...] = (self.model_name, texts, request.stop, astuple(request.sampling), request.seed)
+        parts += () if request.grammar is None else (request.grammar,)
         return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def get(self, key: bytes, request: Generate) -> Generation | None:
@@ -85,7 +86,11 @@ class ResponseCache:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BackendDown(f"{self.path} was changed while it was used: run the same command again") from error
         return Generation(
-            request.context, Segment(Author.POLICY, row["text"]), row["text"], Finish(row["finish"]), usage
+            request.context,
+            Segment(Author.POLICY, row["text"], vocabulary=UNKNOWN_TOKENS),
+            row["text"],
+            Finish(row["finish"]),
+            usage,
         )
 
     def add(self, key: bytes, response: Generation) -> None:
@@ -146,7 +151,7 @@ class CachedEngine(Engine):
         """`paid`: what a paid engine has spent, given the number of cached requests; without it the engine is free."""
         self.engine = engine
         self._paid = paid
-        self.max_batch, self.concurrency = engine.max_batch, engine.concurrency
+        self.max_batch, self.concurrency, self.max_samples = engine.max_batch, engine.concurrency, engine.max_samples
         self.responses = ResponseCache(path, model_name)
         #: Requests answered without a call: from the file, or by an equal request in flight.
         self.cached = 0

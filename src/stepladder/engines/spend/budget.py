@@ -2,9 +2,9 @@
 
 In: a budget such as `5usd` or `2Mtok`, prices, and the ledger of a folder. Out: `BudgetEngine`, an OpenAI engine that
 sends a call only if the spend so far plus the maximum cost of this call and of those in flight fits into the budget.
-The maximum is one token per byte of the messages, an allowance for the chat template, and `max_tokens`. The server's
-own token count replaces it when the response arrives. Without a count, or with one that cannot be true (a boolean, a
-negative number, fewer tokens than the text has words), the maximum is charged.
+The maximum is one token per byte of the messages, an allowance for the chat template, and `max_tokens`, for every
+sample of a call. The server's own token count replaces it when the response arrives. Without a count, or with one that
+cannot be true (a boolean, a negative number, fewer tokens than the text has words), the maximum is charged.
 
 A call that does not fit waits for those in flight, which usually cost less than reserved. If it still does not fit when
 they have ended, it raises `BudgetExhausted`: the run stops, and every paid response is in the cache.
@@ -17,34 +17,34 @@ A server that counts more than the maximum (its own system prompt, an ignored li
 difference, for each call that is sent before the first such count arrives. From then on the difference is added to
 every reservation. The first call of a folder is sent alone, so that it shows how the server counts.
 
-`open_judge_engine` adds the response cache. Its folder holds the responses (`replies.jsonl`) and the calls
+`open_paid_engine` adds the response cache. Its folder holds the responses (`replies.jsonl`) and the calls
 (`spend.jsonl`): a resumed run repeats no call, and earlier spending counts.
 
-    with closing(open_judge_engine("gpt-4o-mini", folder, budget=Budget.parse("5usd"))) as engine:
+    with closing(open_paid_engine("gpt-4o-mini", folder, budget=Budget.parse("5usd"))) as engine:
         outcomes = Driver(engine).run(jobs)
         print(engine.spend())
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-import openai
-
 from stepladder.core.errors import BackendDown
 from stepladder.core.io.masking import hide
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Usage
-from stepladder.engines.openai import SENT, OpenAIEngine, Response
-from stepladder.engines.openai_protocol import chat_messages, usage_of
-from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.prices import Budget, PriceTable
-from stepladder.judges.llm.spend.response_cache import RESPONSES, CachedEngine, Spend
+from stepladder.engines.openai.http_client import SENT
+from stepladder.engines.openai.openai_engine import Attempt, OpenAIEngine
+from stepladder.engines.openai.openai_protocol import RefusedCall, chat_messages, usage_of
+from stepladder.engines.openai.servers import Server
+from stepladder.engines.spend.ledger import Ledger
+from stepladder.engines.spend.prices import Budget, PriceTable
+from stepladder.engines.spend.response_cache import RESPONSES, CachedEngine, Spend
 
 #: Maximum tokens that a chat template adds per message, and per call (a default system prompt).
 TEMPLATE_PER_MESSAGE, TEMPLATE_PER_CALL = 16, 256
@@ -60,11 +60,14 @@ class BudgetExhausted(BackendDown):
     """The next call might exceed the budget. The run stops; paid responses are kept."""
 
 
-def max_usage(request: Generate) -> Usage:
-    """The maximum tokens of one call with any tokenizer: no token is shorter than a byte."""
+def max_usage(request: Generate, samples: int = 1) -> Usage:
+    """The maximum tokens of one call with any tokenizer: no token is shorter than a byte.
+
+    Some servers count the prompt once per sample.
+    """
     contents = [message["content"] for message in chat_messages(request.context)]
     read = sum(len(content.encode()) + TEMPLATE_PER_MESSAGE for content in contents)
-    return Usage(TEMPLATE_PER_CALL + read, request.sampling.max_tokens)
+    return Usage(samples * (TEMPLATE_PER_CALL + read), samples * request.sampling.max_tokens)
 
 
 @dataclass(slots=True)
@@ -153,7 +156,7 @@ class BudgetEngine(OpenAIEngine):
 
     name: ClassVar[str] = "budget"
 
-    def __init__(self, limiter: SpendLimiter, base_url: str | None = None, **options: Any) -> None:
+    def __init__(self, limiter: SpendLimiter, base_url: str | Sequence[str] | None = None, **options: Any) -> None:
         """`options` are those of `OpenAIEngine`."""
         super().__init__(limiter.model, base_url, **options)
         self.limiter = limiter
@@ -167,44 +170,45 @@ class BudgetEngine(OpenAIEngine):
         self.limiter.failure = message
         super()._fail(message)
 
-    async def _call(self, request: Generate) -> Response:
-        maximum = max_usage(request)
+    async def _call(self, requests: Sequence[Generate], server: Server) -> Attempt:
+        maximum = max_usage(requests[0], len(requests))
         async with self.limiter.reserve(maximum) as reservation:
             SENT.set(False)
             try:
-                response = await super()._call(request)
+                response = await super()._call(requests, server)
             except BaseException:  # cancelled
                 reservation.cost = None if SENT.get() else Usage()
                 raise
-            reservation.cost = _cost(response, maximum) if SENT.get() else Usage()
+            reservation.cost = _cost(response, maximum, len(requests)) if SENT.get() else Usage()
         return response
 
 
-def _cost(response: bytes | Exception, maximum: Usage) -> Usage | None:
+def _cost(response: Attempt, maximum: Usage, samples: int) -> Usage | None:
     """The cost of an attempt that was sent; None if it may have been billed and the server has not counted it."""
     if isinstance(response, bytes):
-        return _counted(_json(response), maximum) or maximum
-    if isinstance(response, openai.APIStatusError):
-        counted = _counted(_json(response.response.content), maximum)
-        return counted or (Usage() if _refused(response) else None)
+        return _counted(_json(response), maximum, samples) or maximum
+    if isinstance(response, RefusedCall):
+        return _counted(_json(response.body), maximum, samples) or (Usage() if _refused(response) else None)
     return None
 
 
-def _refused(error: openai.APIStatusError) -> bool:
+def _refused(error: RefusedCall) -> bool:
     """Whether a server refused a request before it did any work. Content filters run after the prompt was read."""
-    if error.status_code == 503:
-        return "retry-after" in error.response.headers
-    return 400 <= error.status_code < 500 and error.status_code not in (408, 499) and "filter" not in str(error.code)
+    if error.status == 503:
+        return "retry-after" in error.headers
+    return 400 <= error.status < 500 and error.status not in (408, 499) and "filter" not in error.code
 
 
-def _counted(body: object, maximum: Usage) -> Usage | None:
+def _counted(body: object, maximum: Usage, samples: int) -> Usage | None:
     """The server's count of a call, or None; what cannot be true is replaced by the maximum."""
     usage = body.get("usage") if isinstance(body, dict) else None
     if not isinstance(usage, dict) or not any(usage.values()):
         return None
     counted = usage_of(usage)
-    least_read = max((maximum.read - TEMPLATE_PER_CALL) // _MAX_BYTES_PER_TOKEN, 1)
+    least_read = max((maximum.read // samples - TEMPLATE_PER_CALL) // _MAX_BYTES_PER_TOKEN, 1)
     least_written = max(len(_reply_text(body).encode("utf-8", "replace")) // _MAX_BYTES_PER_TOKEN, 1)
+    if samples > 1:  # llama.cpp counts the tokens of one sample only
+        least_written = max(least_written, _cut_off(body) * (maximum.written // samples))
     return Usage(
         counted.read if counted.read >= least_read else maximum.read,
         counted.written if counted.written >= least_written else maximum.written,
@@ -219,31 +223,44 @@ def _json(data: bytes) -> object:
 
 
 def _reply_text(body: Any) -> str:
-    try:
-        return str(body["choices"][0]["message"]["content"] or "")
-    except (LookupError, TypeError):
-        return ""
+    """The texts of all choices."""
+    texts = []
+    for choice in body.get("choices") or () if isinstance(body.get("choices"), list) else ():
+        with suppress(LookupError, TypeError):
+            texts.append(str(choice["message"]["content"] if "message" in choice else choice["text"] or ""))
+    return "".join(texts)
 
 
-def open_judge_engine(
+def _cut_off(body: Any) -> int:
+    """How many samples reached the token limit."""
+    choices = body.get("choices")
+    found = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    return sum(choice.get("finish_reason") == "length" for choice in found)
+
+
+def open_paid_engine(
     model: str,
     folder: Path,
     *,
-    url: str | None = None,
+    url: str | Sequence[str] | None = None,
     budget: Budget | None = None,
     prices: Path | None = None,
+    prefix: str = "",
     **options: Any,
 ) -> CachedEngine:
     """Open an engine for a model at a URL (default: OpenAI). The budget is the total for the folder.
 
-    `prices`: a price file in addition to the shipped one. `options`: those of `OpenAIEngine`.
+    `prices`: a price file in addition to the shipped one. `prefix`: of the names of the files. `options`: those of
+    `OpenAIEngine`.
     """
     with ExitStack() as opened:
-        ledger = Ledger(folder / SPEND)
+        ledger = Ledger(folder / f"{prefix}{SPEND}")
         opened.callback(ledger.close)
         limiter = SpendLimiter(ledger, model, PriceTable(prices), budget)
         engine = BudgetEngine(limiter, url, **options)
         opened.callback(engine.close)
-        cached = CachedEngine(engine, folder / RESPONSES, f"{model} at {url and hide(url)}", limiter.spend)
+        # Several servers have the same model: which of them answered makes no difference.
+        place = hide(url) if isinstance(url, str) else url and "its servers"
+        cached = CachedEngine(engine, folder / f"{prefix}{RESPONSES}", f"{model} at {place}", limiter.spend)
         opened.pop_all()
         return cached

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Segment, Step, Trajectory, Tree, Usage
+from stepladder.engines.spend.budget import TEMPLATE_PER_MESSAGE, max_usage
+from stepladder.engines.spend.prices import Price
 from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.llm.prompts import FIELD_LIMIT, repair_prompt
-from stepladder.judges.llm.spend.budget import TEMPLATE_PER_MESSAGE, max_usage
-from stepladder.judges.llm.spend.prices import Price
 
 #: Typical characters per token of English text, and typical tokens of a verdict with its reason.
 CHARACTERS_PER_TOKEN, TOKENS_PER_VERDICT = 4, 80
@@ -71,7 +71,7 @@ def estimate_tree_search(judge: LLMJudge, trees: int, simulations: int, price: P
     (bare,) = judge.score_requests(Trajectory(Question("", "", ()), "", (nothing,)))
     expected, upper_bound = _expected(bare), max_usage(bare)
     expected += Usage(read=judge.history // 2 // CHARACTERS_PER_TOKEN)
-    upper_bound += Usage(read=_BYTES_PER_CHARACTER * (judge.history + 3 * FIELD_LIMIT))  # question, thought, action
+    upper_bound += Usage(read=_BYTES_PER_CHARACTER * (judge.history + 4 * FIELD_LIMIT))  # question, answer, step
     return _estimate(calls, 0, _times(calls, expected), _times(calls, _with_repair(upper_bound)), price)
 
 

@@ -1,0 +1,1 @@
+"""How an agent's format is played: strict, lenient or constrained; slips and hints; forced answers; own prompts."""

@@ -1,1 +1,0 @@
-"""The cost of paid judges: prices, budget, ledger, response cache."""
