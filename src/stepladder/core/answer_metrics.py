@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from pydantic import ConfigDict
 
@@ -28,6 +29,7 @@ _ALL_OR_NOTHING = frozenset({"yes", "no", "noanswer"})
 # --- Answers --------------------------------------------------------------------------------------------
 
 
+@lru_cache(4096)
 def normalize(text: str) -> str:
     """Lower-case, remove ASCII punctuation, remove articles, collapse whitespace; in that order.
 
