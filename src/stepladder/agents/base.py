@@ -14,7 +14,7 @@ removes them, and only text that the policy wrote is parsed.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -32,6 +32,8 @@ from stepladder.core.trace import Action, ActionKind, Author, Passage, Question,
 PROMPTS: dict[str, Any] = read_table(Path(__file__).with_name("prompts.yaml"))
 #: What the environment says after a slip (`hint`) and when only the answer may follow (`demand`), by name.
 HINTS: dict[str, dict[str, str]] = read_table(Path(__file__).with_name("hints.yaml"))
+#: What follows the question about the form of its answer, by kind of answer.
+_ANSWER_FORMS: dict[str, str] = read_table(Path(__file__).with_name("answer_forms.yaml"))
 
 
 class Agent(ABC):
@@ -53,6 +55,8 @@ class Agent(ABC):
     turn_opening: ClassVar[str] = ""
     query_opening: ClassVar[str] = ""
     answer_opening: ClassVar[str] = ""
+    #: What precedes the content of an answer in a grammar, if it is not `answer_opening`.
+    answer_mark: ClassVar[str] = ""
     #: How this instance is played. `playing` makes another one.
     play: Play = Play()
     #: Strings that open an observation, which only the environment writes: text after them is not read.
@@ -86,8 +90,18 @@ class Agent(ABC):
         return None
 
     def constraint(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar | None:
-        """The grammar of the next step in the constrained format; None in the others."""
-        return self.grammar(trajectory, forced=forced) if self.play.format is Format.CONSTRAINED else None
+        """The grammar of the next step in the constrained format; None in the others.
+
+        The answer to a multiple-choice question is one of its letters.
+        """
+        if self.play.format is not Format.CONSTRAINED:
+            return None
+        grammar, letters = self.grammar(trajectory, forced=forced), trajectory.question.letters
+        return (
+            grammar.ending_with(self.answer_mark or self.answer_opening, letters)
+            if grammar is not None and letters
+            else grammar
+        )
 
     def due(self, trajectory: Trajectory, *, forced: bool) -> frozenset[ActionKind]:
         """The kinds of action that may follow, or only the answer if it is `forced`."""
@@ -145,7 +159,7 @@ class Agent(ABC):
         A demand repeats the question, which long passages may have pushed far away. The context ends with the opening
         of the turn, if turns are primed.
         """
-        demand = f"{self.demand} The question is: {question_line(trajectory.question.text)}"
+        demand = f"{self.demand} The question is: {show_question(trajectory.question)}"
         note, times = (demand, 1) if forced else (self.hint, _newest_slips(trajectory))
         return self.opened(with_note(self.render(trajectory), note, times), trajectory, forced=forced)
 
@@ -259,6 +273,20 @@ def one_line(text: str) -> str:
     'Who? Action: Finish[x] ‹/s>'
     """
     return neutralize(" ".join(text.split()))
+
+
+def show_question(question: Question, line: Callable[[str], str] = question_line) -> str:
+    """A question as prompts show it: on one line, then one line per option and one about the form of the answer.
+
+    >>> print(show_question(Question("q", "Capital of Italy?", ("Rome",), options=("Paris", "Rome"))))
+    Capital of Italy?
+    A. Paris
+    B. Rome
+    Answer with the letter of one option.
+    """
+    options = [f"{letter}. {one_line(option)}" for letter, option in zip(question.letters, question.options)]
+    form = _ANSWER_FORMS.get(question.answer_kind)
+    return "\n".join([line(question.text), *options, *([form] if form else [])])
 
 
 def render_passages(passages: Iterable[Passage]) -> str:

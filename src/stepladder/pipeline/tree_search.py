@@ -44,7 +44,8 @@ def grow_trees(
         engine = stack.enter_context(context.engine(task.inputs[POLICY], folder=task.folder))
         scores = None
         if scorer is not None:
-            made = context.scorer(scorer, task.inputs.get(REWARD), llm=settings.llm, folder=task.folder)
+            options = {"llm": settings.llm, "folder": task.folder, "derived": settings.derived}
+            made = context.scorer(scorer, task.inputs.get(REWARD), **options)
             scores = stack.enter_context(closing(made))
         driver = Driver(
             engine,

@@ -11,8 +11,11 @@ scores   weighted sum of each retriever's scores after min-max normalization per
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
@@ -23,6 +26,41 @@ RANK_CONSTANT = 60
 DEPTH = 100
 
 Fusion = Literal["ranks", "scores"]
+Weights = tuple[Annotated[float, Field(ge=0)], ...]
+
+
+class FusionConfig(Config):
+    """How the results of several retrievers are joined; None is the default of what joins them."""
+
+    #: ranks or scores.
+    fusion: Fusion | None = None
+    #: One weight per retriever, in their order.
+    weights: Weights | None = None
+    #: The constant of rank fusion.
+    rank_constant: int | None = Field(default=None, ge=0)
+
+    def refuse(self, location: str) -> None:
+        """Raise if something is set: the location is a single index, whose results are not joined with others."""
+        given = {"fusion": self.fusion, "weights": self.weights, "rank_constant": self.rank_constant}
+        if names := [name for name, value in given.items() if value is not None]:
+            raise StepladderError(
+                f"{' and '.join(names)} need several indexes (INDEX+INDEX), or one of several kinds (bm25+hnsw); "
+                f"{location} is a single one"
+            )
+
+    def fuse(
+        self, retrievers: Sequence[Retriever], fusion: Fusion, weights: tuple[float, ...] | None = None
+    ) -> "HybridRetriever":
+        """The retrievers as one. `fusion` and `weights` are the defaults; default weights are for default fusion."""
+        chosen = self.fusion or fusion
+        weights = self.weights or (weights if chosen == fusion else None)
+        if weights is not None and (len(weights) != len(retrievers) or not any(weights)):
+            raise StepladderError(
+                f"found the weights {', '.join(map(str, weights))} for {len(retrievers)} indexes; expected one for "
+                "each, not all of them 0"
+            )
+        constant = RANK_CONSTANT if self.rank_constant is None else self.rank_constant
+        return HybridRetriever(retrievers, fusion=chosen, weights=weights, constant=constant)
 
 
 class HybridRetriever(Retriever):
