@@ -36,6 +36,8 @@ class RawServer:
     opened: int = 0
     port: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    #: Released once for every connection that this server has closed.
+    closed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def talk(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
         with self.lock:
@@ -47,6 +49,7 @@ class RawServer:
                     pass
         except OSError:  # the client hung up
             pass
+        self.closed.release()
 
     def _answer_one(self, plain: socket.socket, number: int, tls: ssl.SSLContext | None) -> bool:
         connection = plain

@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+from stepladder.agents.formats.json_action import json_action
 from stepladder.agents.formats.lenient import answer_in, before_observation, untagged
 from stepladder.agents.formats.play import Format, Play
 from stepladder.core.errors import StepladderError
@@ -184,7 +185,9 @@ class Agent(ABC):
         if self.play.format is Format.STRICT:
             return malformed(text, problem)
         found = self.find_action(before_observation(whole, self.observation_openings), trajectory)
-        if found is None or (allowed is not None and found.kind not in allowed):
+        if forced and found is not None and found.kind is ActionKind.QUERY:  # JSON may have an answer beside it
+            found = json_action(text, (ActionKind.ANSWER,))
+        elif found is None or (allowed is not None and found.kind not in allowed):
             # The opening is part of a thought in tags, and in no other case of the action.
             own = before_observation(whole if self.thought_tag else text, self.observation_openings)
             answers_first = not self.thinks or (forced and whole == self.answer_opening + text != text)
@@ -192,10 +195,12 @@ class Agent(ABC):
         return malformed(text, problem) if found is None else replace(found, problem=problem)
 
     def _only_action(self, text: str, expected: frozenset[ActionKind], answers_first: bool) -> Action | None:
-        """Untagged text where only one kind of action may follow."""
+        """Untagged text where only one kind of action may follow, or the field of a JSON object."""
         if len(expected) != 1:
             return None
         (kind,) = expected
+        if (found := json_action(text, expected)) is not None:  # its other fields are not due
+            return found
         thought, content = untagged(text, self.markup, self.thought_tag)
         if kind is ActionKind.ANSWER:
             reasoning, content = answer_in(content, first=answers_first)

@@ -7,15 +7,15 @@ Every step is one JSON object:
     {"reasoning": "..", "answer": "the answer"}                   all claims have support: the end
 
 An action needs no more than its own field, "query", "result" or "answer"; prompts for small models leave the draft out.
-The history holds only queries and their results; every step reasons from scratch. Almost valid JSON (a code fence, a
-trailing comma, a missing bracket) is repaired. What cannot be repaired is malformed.
+A query "None" is no query. The history holds only queries and their results; every step reasons from scratch. Almost
+valid JSON (a code fence, a trailing comma, a missing bracket) is repaired. What cannot be repaired is malformed.
 """
 
 import json
 from typing import ClassVar
 
 from stepladder.agents.base import PROMPTS, brief, malformed, one_line, show_question
-from stepladder.agents.formats.json_action import json_action, read_object
+from stepladder.agents.formats.json_action import is_query, json_action, read_object
 from stepladder.agents.formats.step_grammars import json_grammar
 from stepladder.agents.prompted import PASSAGES_TAG, PromptedAgent, Prompts, State
 from stepladder.core.grammars.grammar import Grammar
@@ -73,6 +73,8 @@ class ReSearch(PromptedAgent):
         fields = read_object(text)
         if isinstance(fields, str):
             return malformed(text, fields)
+        if not is_query(fields.get("query", "")):
+            fields.pop("query", None)
         state = self.state(trajectory)
         kind = next((kind for kind, name in self.tag_of.items() if fields.get(name)), None)
         if kind is None or kind not in self.allowed(state):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from stepladder.agents.base import Agent, environment_segment, malformed, prompt_segment, render_passages, show_question
@@ -53,8 +54,7 @@ def read_blocks(text: str, tags: tuple[str, ...]) -> tuple[Block, ...] | str:
     >>> read_blocks("<step>Hm <answer>Rome</answer>", ("step", "answer"))
     '<step> is not closed'
     """
-    opening = re.compile(rf"<({'|'.join(tags)})>")
-    marker = re.compile(rf"</?({'|'.join(tags)})>")
+    opening, marker = _patterns(tags)
     blocks: list[Block] = []
     rest = text.strip()
     while rest:
@@ -71,6 +71,12 @@ def read_blocks(text: str, tags: tuple[str, ...]) -> tuple[Block, ...] | str:
         blocks.append(Block(tag, content.strip()))
         rest = rest.strip()
     return tuple(blocks) if blocks else "nothing was written"
+
+
+@cache
+def _patterns(tags: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Of an opening tag, and of any tag."""
+    return re.compile(rf"<({'|'.join(tags)})>"), re.compile(rf"</?({'|'.join(tags)})>")
 
 
 def write_block(tag: str, content: str, tags: tuple[str, ...]) -> str:

@@ -235,6 +235,10 @@ class AgentSetup:
         limits = context.episode(temperature, **given(top_p=sampling.top_p))
         setup = cls(options, context, engine, model, limits, guide, sampling.reward_model(folder), choice)
         setup._reject_unused({**options.typed(), **sampling.typed(), **given(**others)})
+        if options.policy_budget is not None and others.get("out") is None:
+            raise StepladderError(
+                "--policy-budget needs a folder that keeps the spend: it works with `eval --out DIR` and `explore`"
+            )
         say_upper_bound(oracle=engine == ORACLE, gold_guide=setup.upper_bound)
         return setup
 

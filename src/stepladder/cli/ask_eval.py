@@ -17,6 +17,7 @@ from stepladder.cli.declarations import (
     OUT,
     OptionGroup,
     argument,
+    budget_option,
     given,
     option,
     path_option,
@@ -34,6 +35,7 @@ from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.core.trace_printer import TracePrinter, printable
 from stepladder.core.version import __version__
 from stepladder.data import DataSet
+from stepladder.driver import Interrupted
 from stepladder.driver.progress import Progress
 from stepladder.evaluation.answer_judge import Agreement, judge_answers
 from stepladder.evaluation.evaluator import (
@@ -106,9 +108,7 @@ class AnswerJudgeOptions(OptionGroup):
         option("NAME", "An LLM that grades the answers: its name on a server, or a local model folder.", "no LLM"),
     ] = None
     answer_judge_url: Annotated[str | None, option("URL", "URL of its OpenAI-compatible server.", "OpenAI's")] = None
-    budget: Annotated[
-        str | None, option("AMOUNT", "With --out: its hard spending limit, 5usd or 2Mtok.", "no limit")
-    ] = None
+    budget: Annotated[str | None, budget_option("With --out: its hard spending limit, 5usd or 2Mtok.")] = None
 
     def judge(self, out: Path | None, prices: Path | None) -> LLMJudgeConfig | None:
         """Its settings, checked before anything is played; None without one."""
@@ -163,9 +163,13 @@ def eval_command(
     with setup.driver(folder=paid) as driver, Progress("Evaluating", len(questions)) as watch:
         guide = setup.guide.guide() if setup.guide is not None else None
         result = evaluate(driver, context.agent, questions, setup.episode, guide=guide, seed=seed, watch=watch)
-    agreement = None
+    agreement: Agreement | None = None
+    no_verdicts: StepladderError | Interrupted | None = None
     if judge is not None and result.stopped_by is None:
-        result, agreement = _judged(judge, result, questions, paid, shared.device)
+        try:
+            result, agreement = _judged(judge, result, questions, paid, shared.device)
+        except (StepladderError, Interrupted) as error:  # the episodes must not be lost with the judge
+            no_verdicts = error
     summary = result.summary()
     description = {
         "agent": shared.agent,
@@ -194,7 +198,9 @@ def eval_command(
     try:  # neither an error while saving nor one while printing loses the other
         if out is not None:
             result.save(out, description, overwrite=overwrite)
-            say(f"written to {printable(str(out))}", ERR)
+            missing = "not all questions" if result.stopped_by else "without verdicts" if no_verdicts else ""
+            again = f", {missing}: add --overwrite to the same command to go on" if missing else ""
+            say(f"written to {printable(str(out))}{again}", ERR)
     finally:
         if as_json:
             versus = {"against": {name: asdict(each) for name, each in comparisons.items()}} if comparisons else {}
@@ -206,8 +212,8 @@ def eval_command(
                 OUT.print(agreement.line(), highlight=False)
             for metric, comparison in comparisons.items():
                 OUT.print(comparison_line(comparison, metric), highlight=False)
-    if result.stopped_by is not None:
-        raise result.stopped_by
+    if (stopped := result.stopped_by or no_verdicts) is not None:
+        raise stopped
     check_played(result.scores)
 
 

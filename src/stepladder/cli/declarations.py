@@ -19,6 +19,7 @@ from rich.console import Console
 from stepladder.core.config import Config, union_members
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
+from stepladder.engines.openai.server_config import valid_budget
 
 #: Results go to standard output, notes to standard error.
 OUT, ERR = Console(), Console(stderr=True)
@@ -37,6 +38,18 @@ def option(metavar: str, help_text: str, default: object = None, *, flags: str =
 def path_option(metavar: str, help_text: str, default: object = None, **settings: Any) -> Any:
     """An option that takes a path."""
     return option(metavar, help_text, default, parser=expand_path, **settings)
+
+
+def budget_option(help_text: str, default: object = "no limit", **settings: Any) -> Any:
+    """An option that takes a spending limit, which is checked here so that errors name the option."""
+    return option("AMOUNT", help_text, default, callback=_checked_budget, **settings)
+
+
+def _checked_budget(text: str | None) -> str | None:
+    try:
+        return text if text is None else valid_budget(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def argument(metavar: str, help_text: str, default: object = None, **settings: Any) -> Any:
@@ -166,7 +179,8 @@ def _settings(
         choices = [str(value) for each in kinds if get_origin(each) is Literal for value in get_args(each)]
         metavar = "N" if {int, float}.intersection(kinds) else "NAME"
         help_text = help_text.replace("CHOICES", listed(choices or "-", " or "))
-        declared = option(metavar, help_text, default, **settings)
+        is_budget = name.endswith("budget")
+        declared = budget_option(help_text, default) if is_budget else option(metavar, help_text, default, **settings)
         options.append(_parameter(name, None, panel, kind, declared))
     return options
 

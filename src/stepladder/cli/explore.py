@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepladder.cli.agent_options import say_upper_bound
-from stepladder.cli.declarations import OptionGroup, Typed, given, option, path_option, print_json, say, takes_groups
+from stepladder.cli.declarations import (
+    OptionGroup,
+    Typed,
+    budget_option,
+    given,
+    option,
+    path_option,
+    print_json,
+    say,
+    takes_groups,
+)
 from stepladder.cli.options import ExtendOptions, NewRunOptions, ServerOptions, StageOptions
 from stepladder.cli.recipes import add_stage, extend_recipe, find_stage, new_recipe, output_of, run_and_print
 from stepladder.core.errors import StepladderError
@@ -33,9 +43,7 @@ class JudgeOptions(OptionGroup):
         str | None, option("NAME", "The judge: its model name on a server, or a local model folder.", "no LLM")
     ] = None
     judge_url: Annotated[str | None, option("URL", "URL of its OpenAI-compatible server.", "OpenAI's")] = None
-    budget: Annotated[
-        str | None, option("AMOUNT", "Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.", "no limit")
-    ] = None
+    budget: Annotated[str | None, budget_option("Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.")] = None
     prices: Annotated[Path | None, path_option("FILE", "YAML file with more model prices.", "the shipped ones")] = None
     estimate_only: Annotated[
         bool, typer.Option("--dry-run", help="Print the estimated cost of the judge and stop.")
@@ -88,7 +96,7 @@ def explore_command(
     if (run is None) == (folder is None):
         raise StepladderError("give either --run DIR to extend a run, or --out DIR to start one")
     name = stage.name or "explore"
-    if folder is not None and is_run(folder) and name not in _stages_of(RunFolder.open(folder)):
+    if folder is not None and is_run(folder) and not _resumes(RunFolder.open(folder), name):
         raise StepladderError(f"--out: {folder} is a run already; --run {folder} adds the stage to it")
     if run is None:
         recipe = new_recipe(name, entry, start, stage.overrides, served)
@@ -114,9 +122,9 @@ def explore_command(
         run_and_print(recipe, folder, stage)
 
 
-def _stages_of(run: RunFolder) -> set[str]:
-    """The stages of a run: those that were started, and those of its recipe, of which nothing may be left."""
-    return {*run.stage_names(), *(stage.name for stage in run.recipe().stages)}
+def _resumes(run: RunFolder, name: str) -> bool:
+    """Whether `explore --out` continues a run: it has the stage, or its recipe has no other."""
+    return name in run.stage_names() or {stage.name for stage in run.recipe().stages} == {name}
 
 
 @takes_groups

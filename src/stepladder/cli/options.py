@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 
 from stepladder.agents import AGENTS
-from stepladder.cli.declarations import ERR, OptionGroup, given, listed, option, path_option, say
+from stepladder.cli.declarations import ERR, OptionGroup, budget_option, given, listed, option, path_option, say
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, PUBLISHED
@@ -173,8 +173,7 @@ GrammarKind = Annotated[
     ),
 ]
 PolicyBudget = Annotated[
-    str | None,
-    option("AMOUNT", "Hard spending limit of the server's model over all attempts: 5usd, 2Mtok.", "no limit"),
+    str | None, budget_option("Hard spending limit of the server's model over all attempts: 5usd, 2Mtok.")
 ]
 
 

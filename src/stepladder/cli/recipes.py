@@ -150,7 +150,8 @@ def extend_recipe(
     if named:
         plain["agent"] = with_settings({}, named).agent
     if served:
-        plain["server"] = {KEYS.get(key, key).removeprefix("server."): value for key, value in served.items()}
+        typed = {KEYS.get(key, key).removeprefix("server."): value for key, value in served.items()}
+        plain["server"] = {**plain.get("server", {}), **typed}  # a budget of the run stays
     kind = plain["stages"].get(name, entry)["kind"]
     if kind != entry["kind"]:
         raise StepladderError(f"the run {run} already has a stage '{name}' of kind {kind}: choose another --name")

@@ -18,7 +18,7 @@ are those that the engine consumed or produced. They are never decoded and re-en
 segments and actions can always be written: lone surrogates in them become U+FFFD.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
@@ -230,7 +230,7 @@ class Trajectory(Showable):
 
     def extend(self, step: Step, stop: StopReason | None = None) -> "Trajectory":
         """This trajectory with one more step."""
-        return replace(self, steps=(*self.steps, step), stop=stop)
+        return Trajectory(self.question, self.agent, (*self.steps, step), stop, self.given, self.seed)
 
     def __repr__(self) -> str:
         ended = self.stop.value if self.stop is not None else "unfinished"

@@ -7,7 +7,8 @@ else:
 - Requests of all running algorithms are collected into full batches; equal requests are answered once.
 - An engine that takes one call at a time is called only when every cheaper request (retrieval before scoring before
   generation) has been answered. Its batches are then as full as possible, and the same on every run. A backend with
-  `concurrency` above 1 is called from that many threads as requests arrive.
+  `concurrency` above 1 is called from that many threads as requests arrive; an engine that waits for its calls in one
+  thread of its own (`Engine.submit`) needs none.
 - With an engine that supports continuous batching, requests join the running batch as others finish.
 - A call that raises is repeated in halves, so that one bad request fails alone.
 - An algorithm that raises, or whose request fails, becomes a failed outcome; the others continue.

@@ -6,16 +6,17 @@ request. The driver has one `RequestQueue` per kind of request.
 
 import heapq
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
 from logging import getLogger
 from typing import Any
 
-from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.memory import out_of_memory, release_caches
 from stepladder.core.requests import Generate, Rank, Request, Retrieve, Score
 from stepladder.core.step_scorer import StepScorer
-from stepladder.driver.request_cache import Key, RequestCache, key_of
+from stepladder.driver.request_cache import Key, RequestCache, group_of
 from stepladder.engines.base import Engine, Session
 from stepladder.retrieval.base import Retriever
 
@@ -34,8 +35,9 @@ class PendingRequest:
 
     key: Key
     request: Request
-    #: Smallest index of the waiting jobs: older jobs come first.
-    age: int
+    #: The oldest block of the waiting jobs (`RequestQueue.block_of`), and the order of arrival.
+    block: int
+    number: int
     #: Equal for requests that differ by their seed only, for engines that sample them together.
     group: Key | None = None
     #: (job, position in its list of requests, its own equal request).
@@ -59,7 +61,12 @@ class RequestQueue:
         #: Set for an engine with continuous batching: requests join and leave one by one.
         self.session: Session | None = None
         self.max_samples: int = getattr(backend, "max_samples", 1)
+        self.jobs_together: int = getattr(backend, "jobs_together", 1)
         self.waiting: dict[Key, PendingRequest] = {}
+        #: A heap of (block, number, request). Entries of requests that are not waiting any more, or have moved to an
+        #: older block, are skipped.
+        self._order: list[tuple[int, int, PendingRequest]] = []
+        self._numbers = count()
         #: Waiting requests by group, if the engine samples groups together.
         self.groups: dict[Key, dict[Key, PendingRequest]] = {}
         self.running: dict[Key, PendingRequest] = {}
@@ -78,26 +85,48 @@ class RequestQueue:
         worth_it = min(room, len(self.waiting)) * JOIN_SHARE >= len(self.running)
         return self.take_batch(room) if worth_it else []
 
-    def add(self, key: Key, request: Request, age: int) -> PendingRequest:
-        """A new waiting request."""
-        pending = self.waiting[key] = PendingRequest(key, request, age)
+    def block_of(self, job: int) -> int:
+        """The block of a job. Older blocks come first; the jobs of one block advance together."""
+        return job // self.jobs_together
+
+    def add(self, key: Key, request: Request, job: int) -> PendingRequest:
+        """A new waiting request of a job."""
+        pending = self.waiting[key] = PendingRequest(key, request, self.block_of(job), next(self._numbers))
+        heapq.heappush(self._order, (pending.block, pending.number, pending))
         if self.max_samples > 1 and isinstance(request, Generate):
-            pending.group = key_of(replace(request, seed=0))
+            pending.group = group_of(key)
             self.groups.setdefault(pending.group, {})[key] = pending
         return pending
+
+    def join(self, pending: PendingRequest, job: int) -> None:
+        """Another job waits for the same request."""
+        if self.block_of(job) < pending.block:
+            pending.block = self.block_of(job)
+            heapq.heappush(self._order, (pending.block, pending.number, pending))
 
     def take_batch(self, size: int | None = None) -> list[PendingRequest]:
         """The next batch, oldest jobs first, independent of the order in which replies arrived."""
         size = self.max_batch if size is None else size
-        batch = heapq.nsmallest(1 if self.groups else size, self.waiting.values(), key=lambda pending: pending.age)
-        if batch and batch[0].group is not None:
-            group = self.groups.pop(batch[0].group)
-            batch = list(group.values())[: self.max_samples]
-            if rest := {key: pending for key, pending in group.items() if pending not in batch}:
-                self.groups[batch[0].group] = rest  # type: ignore[index]
-        for pending in batch:
-            self.running[pending.key] = self.waiting.pop(pending.key)
+        batch: list[PendingRequest] = []
+        while self.waiting and len(batch) < size:
+            block, _, first = heapq.heappop(self._order)
+            if block != first.block or self.waiting.get(first.key) is not first:
+                continue
+            taken = [first] if first.group is None else self._take_samples(first.group)
+            for pending in taken:
+                self.running[pending.key] = self.waiting.pop(pending.key)
+            batch += taken
+            if first.group is not None:
+                break
         return batch
+
+    def _take_samples(self, name: Key) -> list[PendingRequest]:
+        """The samples of one state that are generated together."""
+        group = self.groups.pop(name)
+        taken = list(group.values())[: self.max_samples]
+        if len(taken) < len(group):
+            self.groups[name] = {pending.key: pending for pending in list(group.values())[self.max_samples :]}
+        return taken
 
     def reduce_batch(self) -> None:
         """After running out of memory: halve the batch, but not below a quarter of the current limit.
@@ -109,6 +138,24 @@ class RequestQueue:
         if self.max_batch < before:
             log.warning("out of memory with %d rows: the batch size is %d from now on", rows, self.max_batch)
 
+    def start(self, batch: list[PendingRequest]) -> Future[list[Any]]:
+        """Begin a call: by the engine itself if it needs no thread for that, else in a thread."""
+        assert self.pool is not None
+        requests: list[Any] = [pending.request for pending in batch]
+        call = self.backend.submit(requests) if isinstance(self.backend, Engine) else None
+        return self.pool.submit(self.answer, batch) if call is None else call
+
+    def replies(self, batch: list[PendingRequest], call: Future[list[Any]]) -> list[Any]:
+        """One reply or error per request of a call that has ended. Only `BackendDown` is raised."""
+        try:
+            return _checked(call.result(), len(batch))
+        except BackendDown:
+            raise
+        except CancelledError:
+            return [BackendError("the call was cancelled")] * len(batch)
+        except Exception as error:  # noqa: BLE001 - a failed call fails its requests, not the run
+            return [error] * len(batch)
+
     def answer(self, batch: list[PendingRequest], *, again: bool = True) -> list[Any]:
         """One reply or error per request. Only `BackendDown` and Ctrl-C are raised.
 
@@ -116,12 +163,7 @@ class RequestQueue:
         """
         requests = [pending.request for pending in batch]
         try:
-            replies = list(self.call(self.backend, requests))
-            if down := next((reply for reply in replies if isinstance(reply, BackendDown)), None):
-                raise down
-            if len(replies) == len(requests):
-                return replies
-            failure: Exception = StepladderError(f"{len(requests)} requests got {len(replies)} replies")
+            return _checked(self.call(self.backend, requests), len(requests))
         except BackendDown:
             raise
         except Exception as error:  # noqa: BLE001 - a failed call fails its requests, not the run
@@ -137,6 +179,16 @@ class RequestQueue:
         failure.__traceback__ = None
         middle = len(batch) // 2
         return self.answer(batch[:middle]) + self.answer(batch[middle:])
+
+
+def _checked(found: Sequence[Any], expected: int) -> list[Any]:
+    """The replies of a backend, if they are as many as expected and it is not down."""
+    replies = list(found)
+    if down := next((reply for reply in replies if isinstance(reply, BackendDown)), None):
+        raise down
+    if len(replies) != expected:
+        raise StepladderError(f"{expected} requests got {len(replies)} replies")
+    return replies
 
 
 def search(retriever: Retriever, requests: list[Retrieve]) -> list[Any]:

@@ -8,7 +8,7 @@ import marshal
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from hashlib import blake2b
 from typing import Any
 
@@ -16,17 +16,40 @@ from stepladder.core.memory import SizedCache
 from stepladder.core.requests import Generate, Generation, Rank, Request, Retrieve
 from stepladder.core.trace import Passage, Segment
 
-#: A digest, because transcripts are long and keys are kept.
+#: A digest, because transcripts are long and keys are kept; of a `Generate` followed by its seed.
 Key = bytes
 
+_DIGEST_SIZE = 16
+_CHECK_BYTES = 1 << 20
 
-def key_of(request: Request) -> Key:
-    """The cache key of a request.
+
+def keys_of(requests: Sequence[Request]) -> list[Key]:
+    """The cache keys of requests. Samples of one state share their context, which is hashed once.
 
     Log-probs are ignored: they differ by rounding between batches. The question is included, because engines that
     follow rules may answer two questions with the same text differently.
     """
-    digest = blake2b(type(request).__name__.encode(), digest_size=16)
+    keys: list[Key] = []
+    digests: dict[Any, bytes] = {}
+    for request in requests:
+        if not isinstance(request, Generate):
+            keys.append(_digest(request))
+            continue
+        shared = id(request.context), request.stop, request.sampling, id(request.grammar), id(request.trajectory)
+        if shared not in digests:
+            digests[shared] = _digest(request)
+        keys.append(b"%b%d" % (digests[shared], request.seed))
+    return keys
+
+
+def group_of(key: Key) -> Key:
+    """The key of a `Generate` without its seed: equal for samples of one state."""
+    return key[:_DIGEST_SIZE]
+
+
+def _digest(request: Request) -> bytes:
+    """A digest of everything but the seed."""
+    digest = blake2b(type(request).__name__.encode(), digest_size=_DIGEST_SIZE)
 
     def add(*parts: object) -> None:
         digest.update(repr(parts).encode("utf-8", "surrogatepass"))
@@ -39,7 +62,7 @@ def key_of(request: Request) -> Key:
     if isinstance(request, Retrieve):
         add(request.query, request.k)
     elif isinstance(request, Generate):
-        add(request.stop, request.sampling, request.seed, request.trajectory and request.trajectory.question.id)
+        add(request.stop, request.sampling, request.trajectory and request.trajectory.question.id)
         add_segments(request.context)
         if request.grammar is not None:
             add(request.grammar)
@@ -60,6 +83,8 @@ class RequestCache(SizedCache):
         self.size = size
         #: Replies with their sizes.
         self.replies: OrderedDict[Key, tuple[Any, int]] = OrderedDict()
+        #: Bytes stored since memory was last found not to be short.
+        self._unchecked = 0
 
     def get(self, key: Key, request: Request) -> Any | None:
         """The cached reply to a request, or None."""
@@ -75,8 +100,16 @@ class RequestCache(SizedCache):
             size = _size_of(kept)
             self.bytes += size - self.replies.get(key, (None, 0))[1]
             self.replies[key] = kept, size
-        while len(self.replies) > self.size or self.overfull():
+            self._unchecked += size
+        while len(self.replies) > self.size or self.bytes > self.capacity or self._memory_is_short():
             self.bytes -= self.replies.popitem(last=False)[1][1]
+
+    def _memory_is_short(self) -> bool:
+        """Asked once per `_CHECK_BYTES` of new replies: the answer is in files of the system."""
+        short = self._unchecked >= _CHECK_BYTES and self.overfull()
+        if not short:
+            self._unchecked %= _CHECK_BYTES
+        return short
 
     def clear(self) -> None:
         """Evict everything."""
@@ -98,16 +131,20 @@ def _size_of(reply: Any) -> int:
 
 
 def drop_context(reply: Any, request: Request) -> Any:
-    """The reply without the tokenized part of its context, which every equal request holds itself."""
+    """The reply without what every equal request holds itself: its whole context if the engine has added no tokens to
+    it, else the tokenized part."""
     if not (isinstance(reply, Generation) and isinstance(request, Generate)):
         return reply
-    new = (now for asked, now in zip(request.context, reply.context, strict=True) if not asked.tokens)
-    return replace(reply, context=tuple(new))
+    asked = request.context
+    unchanged = reply.context is asked
+    new = () if unchanged else tuple(now for was, now in zip(asked, reply.context, strict=True) if not was.tokens)
+    return Generation(new, reply.written, reply.text, reply.finish, reply.usage)
 
 
 def restore_context(reply: Any, request: Request) -> Any:
     """The inverse of `drop_context`, with the context of this request and its own log-probs."""
     if not (isinstance(reply, Generation) and isinstance(request, Generate)):
         return reply
-    new = iter(reply.context)
-    return replace(reply, context=tuple(each if each.tokens else next(new) for each in request.context))
+    new, asked = iter(reply.context), request.context
+    context = tuple(each if each.tokens else next(new) for each in asked) if reply.context else asked
+    return Generation(context, reply.written, reply.text, reply.finish, reply.usage)

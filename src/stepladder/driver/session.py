@@ -33,7 +33,7 @@ from stepladder.core.requests import (
 from stepladder.core.trace import StopReason
 from stepladder.driver.outcomes import Failure, Outcome
 from stepladder.driver.queues import Call, PendingRequest, RequestQueue, rank, score, search
-from stepladder.driver.request_cache import Key, drop_context, key_of, restore_context
+from stepladder.driver.request_cache import Key, drop_context, keys_of, restore_context
 from stepladder.engines.base import EngineOutOfMemory
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class DriverSession(Generic[Result]):
             RequestQueue(kind, getattr(driver, name), call, driver.caches[kind])
             for kind, (name, call, _) in _BACKENDS.items()
         )
+        self.queue_by_kind = {queue.kind: queue for queue in self.queues}
 
     def outcomes(self) -> Iterator[Outcome[Result]]:
         while True:
@@ -145,7 +146,7 @@ class DriverSession(Generic[Result]):
         except Empty:
             return
         queue.calls -= 1
-        self._deliver(queue, batch, done.result())
+        self._deliver(queue, batch, queue.replies(batch, done))
 
     def _call(self, queue: RequestQueue, batch: list[PendingRequest]) -> None:
         self.driver.counts.calls[queue.kind.__name__] += 1
@@ -177,12 +178,10 @@ class DriverSession(Generic[Result]):
         self._call(queue, list(queue.running.values()))
 
     def _start(self, queue: RequestQueue, batch: list[PendingRequest]) -> None:
-        """Call from a thread; the replies arrive through `completed`."""
-        assert queue.pool is not None
+        """Begin a call; its replies arrive through `completed`."""
         self.driver.counts.calls[queue.kind.__name__] += 1
         queue.calls += 1
-        future = queue.pool.submit(queue.answer, batch)
-        future.add_done_callback(lambda done: self.completed.put((queue, batch, done)))
+        queue.start(batch).add_done_callback(lambda done: self.completed.put((queue, batch, done)))
 
     def _deliver(self, queue: RequestQueue, batch: list[PendingRequest], replies: Sequence[Any]) -> None:
         """Hand replies to the waiting jobs and advance those that have all of theirs."""
@@ -204,7 +203,9 @@ class DriverSession(Generic[Result]):
         while True:
             try:
                 job.request = resume()
-                requests = [(request, self._queue_of(request), key_of(request)) for request in requests_in(job.request)]
+                asked = requests_in(job.request)
+                queues = [self._queue_of(request) for request in asked]
+                requests = list(zip(asked, queues, keys_of(asked)))
             except StopIteration as end:
                 outcome: Outcome[Result] = Outcome(job.index, value=end.value)
                 break
@@ -222,13 +223,13 @@ class DriverSession(Generic[Result]):
         del self.active[job.index]
 
     def _queue_of(self, request: object) -> RequestQueue:
-        for queue in self.queues:
-            if isinstance(request, queue.kind):
-                if queue.backend is None:
-                    advice = _BACKENDS[queue.kind][2]
-                    raise MissingBackend(f"an algorithm asked to {queue.kind.__name__.lower()}, but {advice}")
-                return queue
-        raise TypeError(f"an algorithm yielded {request!r}; it may yield Generate, Retrieve and Score requests")
+        queue = self.queue_by_kind.get(type(request))
+        if queue is None:
+            raise TypeError(f"an algorithm yielded {request!r}; it may yield Generate, Retrieve and Score requests")
+        if queue.backend is None:
+            advice = _BACKENDS[queue.kind][2]
+            raise MissingBackend(f"an algorithm asked to {queue.kind.__name__.lower()}, but {advice}")
+        return queue
 
     def _enqueue(self, job: _RunningJob[Result], requests: list[tuple[Request, RequestQueue, Key]]) -> None:
         counts = self.driver.counts
@@ -246,7 +247,7 @@ class DriverSession(Generic[Result]):
             if pending is None:
                 pending = queue.add(key, request, job.index)
             else:
-                pending.age = min(pending.age, job.index)
+                queue.join(pending, job.index)
                 counts.merged += 1
             pending.waiters.append((job, slot, request))
 

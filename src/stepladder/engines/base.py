@@ -6,6 +6,7 @@ request. An engine owns its tokenizer: it tokenizes segments without token ids a
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -31,10 +32,20 @@ class Engine(ABC):
     concurrency: int = 1
     #: Above 1: a call holds only requests that differ by their seed, at most so many. The server samples them together.
     max_samples: int = 1
+    #: Jobs that advance together; 1: the oldest one comes first. The last jobs of a run have few calls at a time and
+    #: leave a server idle, unless they end together. But those that advance together are all unfinished if a run stops.
+    jobs_together: int = 1
 
     @abstractmethod
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Generate a reply to every request, in order."""
+
+    def submit(self, requests: Sequence[Generate]) -> Future[list[Generation | BackendError]] | None:  # noqa: ARG002
+        """Begin a call of `generate` and return at once; None if the caller has to call `generate` from a thread.
+
+        For engines with `concurrency` above 1 that wait for many calls in one thread of their own.
+        """
+        return None
 
     def open_session(self) -> "Session | None":
         """A session for continuous batching; None if the engine only supports whole batches."""

@@ -31,8 +31,8 @@ from stepladder.core.requests import (
     requests_in,
 )
 from stepladder.core.seeding import seed_of
-from stepladder.core.trace import Action, ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
-from stepladder.driver.gather import gather, successes
+from stepladder.core.trace import Action, ActionKind, Passage, Question, Segment, Step, StopReason, Trajectory, Usage
+from stepladder.driver.gather import successes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,14 @@ class _NextStep:
     #: What the policy reads.
     context: tuple[Segment, ...]
     grammar: Grammar | None
+    #: `new_segments` of the context.
+    added: tuple[tuple[Segment, ...], bool]
 
     @classmethod
     def of(cls, agent: Agent, trajectory: Trajectory, settings: EpisodeConfig) -> "_NextStep":
         forced = must_answer(agent, trajectory, settings)
         context, grammar = agent.context(trajectory, forced=forced), agent.constraint(trajectory, forced=forced)
-        return cls(agent, trajectory, settings, forced, context, grammar)
+        return cls(agent, trajectory, settings, forced, context, grammar, new_segments(trajectory, context))
 
     def request(self, seed: int) -> Generate:
         sampling = self.settings.sampling
@@ -109,18 +111,27 @@ class _NextStep:
             seed = 0  # greedy decoding: equal states make equal requests
         return Generate(self.context, self.agent.stop_strings, sampling, seed, self.trajectory, self.grammar)
 
+    def try_to_read(self, reply: Generation | Exception) -> Trajectory | Exception:
+        """`read`, or the error of a failed sample."""
+        try:
+            return reply if isinstance(reply, Exception) else self.read(reply)
+        except Exception as error:  # noqa: BLE001 - this is the result of the sample
+            return error
+
     def read(self, reply: Generation) -> Trajectory:
         """The trajectory with the step that was written."""
         trajectory = self.trajectory
         if reply.finish is Finish.CONTEXT_FULL and not reply.text:
             return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
         action = self.agent.read_action(reply.text, trajectory, forced=self.forced)
-        read, restarts = new_segments(trajectory, reply.context)
+        known = reply.context is self.context  # an engine that adds no token ids
+        read, restarts = self.added if known else new_segments(trajectory, reply.context)
         step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
         if action.kind is ActionKind.ANSWER:
             return trajectory.extend(step, StopReason.FORCED if self.forced else StopReason.ANSWERED)
         after = trajectory.extend(step)
-        return replace(after, stop=_stop_reason(self.agent, after, self.settings, reply.finish, forced=self.forced))
+        stop = _stop_reason(self.agent, after, self.settings, reply.finish, forced=self.forced)
+        return after if stop is None else replace(after, stop=stop)
 
 
 def must_answer(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig) -> bool:
@@ -164,11 +175,37 @@ def _stop_reason(
 
 def retrieve_passages(trajectory: Trajectory, settings: EpisodeConfig) -> Algorithm[Trajectory]:
     """Retrieve the passages of the newest step if it is a query and the episode continues."""
+    query = _open_query(trajectory)
+    return trajectory if query is None else _with_passages(trajectory, (yield Retrieve(query, settings.k)))
+
+
+def _retrieve_all(
+    sampled: Sequence[Trajectory | Exception], settings: EpisodeConfig
+) -> Algorithm[list[Trajectory | Exception]]:
+    """`retrieve_passages` of several trajectories at once. Errors stay where they are, and a failed search is one."""
+    results = list(sampled)
+    asking = {
+        index: (each, Retrieve(query, settings.k))
+        for index, each in enumerate(sampled)
+        if not isinstance(each, Exception) and (query := _open_query(each)) is not None
+    }
+    if asking:
+        found = yield BestEffort([search for _, search in asking.values()])
+        for (index, (each, _)), passages in zip(asking.items(), found):
+            results[index] = passages if isinstance(passages, Exception) else _with_passages(each, passages)
+    return results
+
+
+def _open_query(trajectory: Trajectory) -> str | None:
+    """The query of the newest step, if the episode continues with its passages."""
     if trajectory.stop is not None or trajectory.steps[-1].action.kind is not ActionKind.QUERY:
-        return trajectory
+        return None
+    return trajectory.steps[-1].action.content
+
+
+def _with_passages(trajectory: Trajectory, passages: tuple[Passage, ...]) -> Trajectory:
     *before, query = trajectory.steps
-    found = yield Retrieve(query.action.content, settings.k)
-    return replace(trajectory, steps=(*before, replace(query, passages=found)))
+    return replace(trajectory, steps=(*before, replace(query, passages=passages)))
 
 
 #: Malformed text that was cut off by a limit is not the policy's fault.
@@ -208,14 +245,9 @@ def candidates(
     """
     following = _NextStep.of(agent, state, settings)
     replies = yield BestEffort([following.request(seed) for seed in seeds])
-
-    def read(reply: Generation | Exception) -> Algorithm[Trajectory]:
-        if isinstance(reply, Exception):
-            raise reply
-        proposed = following.read(reply)
-        return (yield from retrieve_passages(proposed, settings)) if retrieve else proposed
-
-    sampled = yield from gather(map(read, replies))
+    sampled = [following.try_to_read(reply) for reply in replies]
+    if retrieve:
+        sampled = yield from _retrieve_all(sampled, settings)
     equal: dict[tuple[str, str], list[Trajectory]] = {}
     for each in successes(sampled):
         key = action_key(each.steps[-1].action) if len(each.steps) > len(state.steps) else ("", "")

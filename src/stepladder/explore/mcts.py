@@ -11,8 +11,8 @@ state that cannot be continued does not attract all other simulations.
 
 With `keep_rollouts` a rollout expands every state on its way and continues with the action that was sampled most
 often. Its last states have siblings with values at once, the others need one more rollout: far fewer calls per group of
-siblings that can be compared, if samples of one state are one call. After a rollout that ended well the next one starts
-near its end, where the way to another end is short; after one that ended badly, at its start.
+siblings that can be compared, if samples of one state are one call. The next rollout starts near the end of the last
+one, where the way to another end is short.
 """
 
 import math
@@ -149,9 +149,6 @@ class _SearchNode:
         return len(tried) == 1
 
 
-#: The lowest value of a state whose rollout ended well.
-_ENDED_WELL = 0.5
-
 #: The nodes of a simulation, from the root to a leaf.
 _Path = list[_SearchNode]
 
@@ -198,9 +195,7 @@ class _Search:
         tried = node.only_tried() if self.settings.keep_rollouts else None
         if tried is None:
             return node.best_child(self.settings)
-        if tried.value >= _ENDED_WELL and tried.has_untried():
-            return tried
-        return next(child for child in node.children if child is not tried)
+        return tried if tried.has_untried() else next(child for child in node.children if child is not tried)
 
     def _is_expandable(self, leaf: _SearchNode) -> bool:
         """Whether a leaf gets children: it is not terminal, and was evaluated before or is being evaluated."""

@@ -102,6 +102,8 @@ class EpisodeSlot:
         self._transition: Transition | None = None
         #: What the policy is asked for next.
         self._request: Generate | None = None
+        #: Whether the context window of the server's model was full when it was asked.
+        self._is_full = False
         self._printer: TracePrinter | None = None
 
     def start(self, random: np.random.Generator, options: Mapping[str, Any] | None) -> Algorithm[Transition]:
@@ -129,6 +131,8 @@ class EpisodeSlot:
         if len(text) > self.backend.settings.max_action:
             text, stopped = text[: self.backend.settings.max_action], False
         finish = Finish.STOP if stopped else Finish.END
+        if self._is_full and not text:
+            finish = Finish.CONTEXT_FULL
         return self._advance(Generation(self._transition.context, Segment(Author.POLICY, text), text, finish))
 
     @property
@@ -137,10 +141,11 @@ class EpisodeSlot:
         return self._transition is not None and self._transition.trajectory.stop is None
 
     def write(self) -> Algorithm[str]:
-        """The next action of the model behind the server."""
+        """The next action of the model behind the server; empty if its context window is full."""
         if self._request is None or not self.is_running:
             raise StepladderError("no episode is running: call reset() before write()")
         reply: Generation = yield self._request
+        self._is_full = reply.finish is Finish.CONTEXT_FULL
         return reply.text
 
     def finish_step(self, outcome: Outcome[Transition]) -> Transition:
@@ -154,7 +159,7 @@ class EpisodeSlot:
                 f"question '{transition.trajectory.question.id}' alone is longer than max_observation "
                 f"({self.backend.settings.max_observation} characters): increase it, or leave the question out"
             )
-        self._transition = transition
+        self._transition, self._is_full = transition, False
         if self._printer is not None:
             self._printer.show(transition.trajectory)
         return transition

@@ -20,7 +20,7 @@ from stepladder.data import DATA_SETS, data_files
 from stepladder.models import NAMED, builtin_folder, is_gguf_file, is_model_folder
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import BASE, ORACLE, SERVER, DataConfig, SharedConfig
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER, DataConfig, PromptingConfig, SharedConfig
 from stepladder.pipeline.stages import get_stage
 from stepladder.retrieval.factory import retriever_info
 
@@ -46,8 +46,10 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
     for stage in recipe.stages:
         taken = [source for source in stage.inputs.values() if source not in (BASE, ORACLE, SERVER)]
         sources = {f"result of stage {name}": fingerprint(found[name]) for name in taken}
-        policy = {"policy": base} if BASE in stage.inputs.values() else {}
-        policy |= {"server": served} if SERVER in stage.inputs.values() else {}
+        writers = {*stage.inputs.values(), getattr(stage.settings, "sampled_by", None)}
+        policy: Ingredients = {"policy": base} if BASE in writers else {}
+        policy |= {"server": served} if SERVER in writers else {}
+        policy |= _server_play(model) if SERVER in writers or (BASE in writers and model.engine == "openai") else {}
         kind = get_stage(stage.kind)
         version = {f"version of {stage.kind}": kind.version}
         free = {f"stages.{stage.name}.{setting}" for setting in kind.not_fingerprinted | stage.settings.inert()}
@@ -115,6 +117,13 @@ def _prompting_ingredients(shared: SharedConfig) -> Ingredients:
                 raise StepladderError(f"prompting.{name}: the file {path} does not exist")
             found[f"prompting.{name}"] = f"content {content(path)}"
     return found | ({"prompting.chat_options": prompting.chat_options} if prompting.chat_options else {})
+
+
+def _server_play(shared: SharedConfig) -> Ingredients:
+    """How the text of the server is played, where that is not the usual way."""
+    play = shared.prompting.play(shared.agent, prompted=True)
+    usual = PromptingConfig().play(shared.agent, prompted=True)
+    return {} if play == usual else {f"prompting.{name} of the server": value for name, value in asdict(play).items()}
 
 
 def _policy_content(policy: str) -> str:

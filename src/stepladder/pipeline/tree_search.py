@@ -80,11 +80,14 @@ def grow_trees(
 
 
 def _window_is_too_small(path: Path) -> bool:
-    """Whether no branch of any tree ended otherwise than at the context limit."""
+    """Whether every branch of every tree that was evaluated ended at the context limit."""
     ended = False
     for tree in read_trees(path):
         stops = {node.stop for node in tree.nodes} | {end.stop for node in tree.nodes for end in node.rollouts}
-        if stops - {StopReason.CONTEXT_LIMIT, None}:
+        inner = {node.parent for node in tree.nodes}
+        leaves = [node for node in tree.nodes if node.id not in inner]
+        scored = any(node.visits and node.stop is None and not node.rollouts for node in leaves)  # it could go on
+        if scored or stops - {StopReason.CONTEXT_LIMIT, None}:
             return False
         ended |= StopReason.CONTEXT_LIMIT in stops
     return ended

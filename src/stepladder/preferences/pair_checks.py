@@ -133,7 +133,8 @@ class PairCheck:
             return True
         prompt = pair.context[0].text
         # A pair stores neither the history of a prompt per step nor the passages found before the first step.
-        if (pair.depth and len(pair.context) == 1) or self.agent.opening_query(question) is not None:
+        continues = any(segment.author is Author.POLICY for segment in pair.context)
+        if (pair.depth and not continues) or self.agent.opening_query(question) is not None:
             return any(shown(question.text) in prompt for shown in (question_line, one_line))
         return self.agent.render(Trajectory(question, self.agent.name))[0].text == prompt
 

@@ -187,6 +187,12 @@ def test_at_the_step_limit_the_answer_is_asked_for_after_the_passages(name: str)
     assert play(make_agent(name), [SEARCH[name]], max_steps=1).stop is StopReason.STEP_LIMIT
 
 
+@pytest.mark.parametrize("name", sorted({*SEARCHING} - {"research"}))  # its queries come with a draft of the answer
+def test_a_policy_that_searches_when_asked_for_its_answer_gives_none(name: str) -> None:
+    trajectory = play(lenient(name), [SEARCH[name], SEARCH[name]], max_steps=1)
+    assert (kinds(trajectory), trajectory.answer) == (["query", "malformed"], None)
+
+
 def test_a_strict_answer_can_be_forced_too_and_has_to_parse() -> None:
     agent = make_agent("search-r1", play=Play(force_answer=True))
     good = "<think>So.</think><answer>Velm</answer>"

@@ -88,7 +88,7 @@ RAG_GYM = [
 WITH_DRAFTS = {
     '{"generated_query": "None", "predicted_answer": "Velm"}': "",
     "{'predicted_answer': 'Velm', 'generated_query': 'None'}": "",
-    '{"query": "None", "predicted_answer": "Velm"}': "strict",
+    '{"query": "None", "predicted_answer": "Velm"}': "",
     '{"generated_queries": [], "predicted_answer": "Velm"}': "",
 }
 

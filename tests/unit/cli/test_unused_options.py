@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stepladder.cli.agent_options import AgentOptions, AgentSetup, SamplingOptions
+from stepladder.cli.recipes import extend_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder
 from tests.support.shell import Shell, shell
@@ -71,3 +72,16 @@ def test_settings_of_a_run_are_not_typed(tmp_path: Path, shell: Shell) -> None:
     stages = {"oracle": {"kind": "eval", "policy": "oracle"}}
     RunFolder(tmp_path / "run").write_recipe(Recipe.read({"name": "mine", **shared, "stages": stages}))
     assert shell.json("eval", "--run", tmp_path / "run", "--engine", "oracle", "--limit", 1)["dtype"] == "fp32"
+
+
+def test_a_server_that_is_typed_keeps_the_spending_limit_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    RunFolder(tmp_path / "run").add_session({})
+    server = {"model": "old", "base_url": "http://localhost:1/v1", "budget": "2Mtok", "timeout": 9}
+    stages = {"eval": {"policy": "server"}}
+    RunFolder(tmp_path / "run").write_recipe(Recipe.read({"name": "mine", "server": server, "stages": stages}))
+    served = {"model": "m", "base_url": ["http://localhost:2/v1"]}
+    recipe = extend_recipe(tmp_path / "run", "explore", {"kind": "explore", "policy": "server"}, None, served=served)
+    assert recipe.shared.server is not None
+    assert (recipe.shared.server.model, recipe.shared.server.base_url) == ("m", ("http://localhost:2/v1",))
+    assert (recipe.shared.server.budget, recipe.shared.server.timeout) == ("2Mtok", 9)

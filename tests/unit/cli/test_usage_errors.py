@@ -120,3 +120,31 @@ def test_a_usage_error_is_one_line_with_the_nearest_name(
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "eval --model m --base-url http://x/v1 --out o --policy-budget",
+        "eval --answer-judge m --out o --budget",
+        "explore --out r --model m --base-url http://x/v1 --policy-budget",
+        "explore --run r --model m --base-url http://x/v1 --policy-budget",
+        "explore --out r --judge-model m --budget",
+        "pairs --run r --judge-model m --budget",
+        "train sft --out r --source teacher --teacher-model m --teacher-budget",
+    ],
+)
+def test_a_wrong_budget_is_named_as_it_was_typed(capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    flag = typed.split()[-1]
+    assert cli.main([*typed.split(), "5"]) == 2
+    printed = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert f"'{flag}': budget is '5'; expected US dollars or tokens, such as 5usd" in printed
+
+
+@pytest.mark.parametrize("command", ["ask", "eval", "serve-agent"])
+def test_a_budget_without_a_folder_names_the_commands_that_have_one(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert cli.main([command, "--model", "m", "--base-url", "http://x/v1", "--policy-budget", "2Mtok"]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "--policy-budget needs a folder that keeps the spend: it works with `eval --out DIR`" in printed

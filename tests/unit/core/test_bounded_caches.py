@@ -32,6 +32,7 @@ from tests.support.paid_calls import question
 #: Functions with arguments, and calls in files, that cache without a limit; and why that is harmless.
 UNLIMITED = {
     "_checked_agent": "agent files that the user names; at most 1 MB each",
+    "_patterns": "regular expressions of the tags of agents",
     "jsonl.py": "validators of the types in the source",
     "dataset.py": "the questions and passages of a data set, which are read once",
     "reader.py": "the folders of a corpus, while it is listed",

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +17,13 @@ from stepladder.core.requests import Algorithm, BestEffort, Finish, Generate, Ge
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Author, Question, Segment, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome
-from stepladder.driver.request_cache import key_of
+from stepladder.driver.queues import RequestQueue
+from stepladder.driver.request_cache import RequestCache, group_of, keys_of
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
 from tests.support.samples import WordRetriever
+
+NO_CACHE = RequestCache(0, 0)
 
 
 def prompt(text: str, seed: int = 0) -> Generate:
@@ -241,9 +245,20 @@ def test_equal_requests_have_one_key_whatever_objects_they_are_made_of() -> None
 
     text, tokens = "half \ud83d", [7, 70_000, 7]
     same = ask("".join(list(text)), [int(str(each)) for each in tokens], -0.5)
-    assert key_of(ask(text, tokens)) == key_of(same)
+    assert keys_of([ask(text, tokens)]) == keys_of([same])
     others = [ask(text, [7, 70_000, 8]), ask(text, []), ask(text[:-1], tokens), replace(same, seed=1)]
-    assert len({key_of(each) for each in (same, *others)}) == 5
+    assert len(set(keys_of([same, *others]))) == 5
+
+
+def test_samples_of_one_state_have_keys_of_their_own_and_one_group() -> None:
+    samples = [prompt("a", seed) for seed in (1, 11, 1 << 62)]
+    shared = [replace(samples[0], seed=each.seed) for each in samples]
+    assert keys_of(shared) == keys_of(samples) == [keys_of([each])[0] for each in samples]
+    assert len(set(keys_of(samples))) == 3
+    assert len({group_of(key) for key in keys_of(samples)}) == 1
+    warmer, ended = Sampling(temperature=0.5), ("</a>",)
+    others = [replace(samples[0], sampling=warmer), replace(samples[0], stop=ended), prompt("b", 1)]
+    assert len({group_of(key) for key in keys_of([samples[0], *others])}) == 4
 
 
 def test_asking_for_what_the_driver_lacks_says_what_to_pass() -> None:
@@ -479,6 +494,81 @@ def test_one_failed_request_of_several_fails_the_job_wherever_it_stands() -> Non
     (outcome,) = Driver(FussyEngine(echo)).run([ask])
     assert outcome.failure is not None
     assert outcome.failure.reason == "too long"
+
+
+# --- concurrent calls --------------------------------------------------------------------------------------
+
+
+class EventLoopEngine(ScriptedEngine):
+    """Begins calls without a thread of the driver. They end, newest first, when as many as allowed are running."""
+
+    def __init__(self, concurrency: int, jobs: int) -> None:
+        super().__init__(echo, max_batch=1, concurrency=concurrency)
+        self.jobs_together = 2 * concurrency
+        self.left = jobs
+        self.running: list[tuple[Future[Any], Sequence[Generate]]] = []
+        self.begun: list[str] = []
+
+    def submit(self, requests: Sequence[Generate]) -> Future[Any]:
+        call: Future[Any] = Future()
+        self.running.append((call, requests))
+        self.begun.append(requests[0].context[0].text)
+        self.left -= 1
+        if len(self.running) == self.concurrency or not self.left:
+            running, self.running = self.running, []
+            for each, asked in reversed(running):
+                threading.Thread(target=lambda each=each, asked=asked: self.end(each, asked)).start()
+        return call
+
+    def end(self, call: Future[Any], requests: Sequence[Generate]) -> None:
+        call.set_result(self.generate(requests))
+
+
+def test_an_engine_may_begin_calls_without_threads_of_the_driver() -> None:
+    engine = EventLoopEngine(2, jobs=8)
+    assert values(Driver(engine).run([lambda n=n: speak(str(n)) for n in range(8)])) == [f"{n}/0" for n in range(8)]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("broken"), CancelledError()])
+def test_a_call_that_the_engine_began_and_that_fails_fails_its_requests_alone(failure: Exception) -> None:
+    class Failing(EventLoopEngine):
+        def end(self, call: Future[Any], requests: Sequence[Generate]) -> None:
+            if requests[0].context[0].text == "3":
+                call.set_exception(failure)
+            else:
+                super().end(call, requests)
+
+    outcomes = Driver(Failing(2, jobs=8)).run([lambda n=n: speak(str(n)) for n in range(8)])
+    assert [outcome.index for outcome in outcomes if outcome.failure is not None] == [3]
+
+
+def test_a_backend_that_is_down_ends_the_run_also_if_it_began_the_call_itself() -> None:
+    class Down(EventLoopEngine):
+        def end(self, call: Future[Any], requests: Sequence[Generate]) -> None:
+            call.set_exception(BackendDown("gone"))
+
+    with pytest.raises(BackendDown, match="gone"):
+        Driver(Down(2, jobs=8)).run([lambda n=n: speak(str(n)) for n in range(8)])
+
+
+def test_calls_go_to_blocks_of_jobs_that_advance_together() -> None:
+    engine = EventLoopEngine(2, jobs=18)
+    Driver(engine).run([lambda n=n: conversation(n, 3) for n in range(6)])
+    first, last = engine.begun[:12], engine.begun[12:]
+    assert {text.split(".")[0] for text in first} == {"0", "1", "2", "3"}
+    assert {text.split(".")[0] for text in last} == {"4", "5"}
+    assert set(first[:4]) == {"0.0", "1.0", "2.0", "3.0"}
+
+
+def test_a_request_that_an_older_job_joins_moves_forward() -> None:
+    queue = RequestQueue(Generate, ScriptedEngine(echo), lambda engine, requests: engine.generate(requests), NO_CACHE)
+    for job in (1, 2, 3):
+        queue.add(b"%d" % job, prompt(str(job)), job)
+    queue.join(queue.waiting[b"3"], 0)
+    assert [pending.key for pending in queue.take_batch(2)] == [b"3", b"1"]
+    queue.add(b"0", prompt("0"), 0)
+    assert [pending.key for pending in queue.take_batch(8)] == [b"0", b"2"]
+    assert queue.take_batch() == []
 
 
 # --- ends --------------------------------------------------------------------------------------------------

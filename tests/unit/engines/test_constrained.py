@@ -19,7 +19,7 @@ from stepladder.core.io.records import dumps, loads
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import ActionKind, Author, Segment, Trajectory
 from stepladder.driver import Driver
-from stepladder.driver.request_cache import key_of
+from stepladder.driver.request_cache import keys_of
 from stepladder.engines.structured_outputs import GRAMMAR_FIELDS
 from stepladder.engines.transformers import constrained
 from stepladder.engines.transformers.engine import TransformersEngine
@@ -211,8 +211,8 @@ def test_a_trainer_computes_the_same_masks_again(small: TransformersEngine) -> N
 
 def test_a_grammar_is_part_of_a_request_and_of_the_record_only_where_there_is_one(small: TransformersEngine) -> None:
     free, bound = replace(asked(), grammar=None), asked()
-    assert key_of(free) != key_of(bound)
-    assert key_of(bound) == key_of(asked())
+    assert keys_of([free]) != keys_of([bound])
+    assert keys_of([bound]) == keys_of([asked()])
     agent = make_agent("direct").playing(Play.of(Format.CONSTRAINED))
     for each, stored in ((agent, True), (make_agent("direct"), False)):
         settings = EpisodeConfig(sampling=replace(HOT, max_tokens=40))

@@ -62,6 +62,7 @@ def test_a_connection_that_was_closed_between_calls_is_no_failure_and_costs_noth
             for number in range(40):
                 (reply,) = engine.generate([ask(f"Question {number}?")])
                 assert text_of(reply) == str(number)
+                assert server.closed.acquire(timeout=10)
             spend = engine.spend()
         assert (spend.calls, spend.lost, spend.tokens_read, spend.tokens_written) == (40, 0, 1200, 80)
     assert len(server.heads) == 40

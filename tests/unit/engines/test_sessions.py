@@ -255,7 +255,7 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
 )
 def test_few_rows_that_were_too_long_say_little_about_the_others(before: int, running: int, after: int) -> None:
     queue = RequestQueue(Generate, ScriptedEngine(lambda _: "", max_batch=before), lambda *_: [], RequestCache(0, 0))
-    queue.running = {bytes([number]): PendingRequest(b"", ask("a"), 0) for number in range(running)}
+    queue.running = {bytes([number]): PendingRequest(b"", ask("a"), 0, number) for number in range(running)}
     queue.reduce_batch()
     assert queue.max_batch == after
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepladder.cli import app
+from stepladder.cli import app, main
 from stepladder.core.answer_metrics import failed_score, score
 from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.requests import Generate
@@ -20,7 +20,7 @@ from stepladder.evaluation.evaluator import Evaluation, load_scores
 from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.llm.prompts import answer_prompt
 from tests.support import openai_server
-from tests.support.openai_server import Answer, Server, says
+from tests.support.openai_server import Answer, Server, fails, says
 from tests.support.paid_calls import content
 
 server = openai_server.server
@@ -119,3 +119,20 @@ def test_eval_prints_the_agreement_and_saves_the_verdicts(
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["answer_judge"], summary["agreement"]["both"], summary["judged"]["mean"]) == ("gpt", 5, 1.0)
     assert (tmp_path / "out.paid" / "replies.jsonl").exists()
+
+
+def test_a_judge_that_fails_does_not_lose_the_evaluation(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = lambda *_: fails(404, "no such model")
+    judge = ["--answer-judge", "gpt", "--answer-judge-url", server.url]
+    words = ["eval", "--data", "atlas-small", "--limit", "3", "--out", str(tmp_path / "out"), *judge]
+    assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "out, without verdicts: add --overwrite" in said
+    assert "has no chat API of model 'gpt'" in said
+    assert [(row.em, row.judged) for row in load_scores(tmp_path / "out")] == [(1, None)] * 3
+
+    server.answer = lambda *_: says('{"correct": true}')
+    assert main([*words, "--overwrite"]) == 0
+    assert [row.judged for row in load_scores(tmp_path / "out")] == [1] * 3

@@ -78,6 +78,17 @@ def test_the_episodes_of_a_vector_are_written_at_once_and_a_dead_server_is_repla
     envs.close()
 
 
+def test_a_full_context_window_of_the_server_truncates_the_episode(server: Server) -> None:
+    server.answer = lambda body, number: fails(400, "This model's maximum context length is 99 tokens")  # type: ignore[method-assign]
+    env = gymnasium.make(ID, **settings(server))
+    env.reset(seed=1)
+    play: Any = env.unwrapped
+    assert play.write() == ""
+    _, _, terminated, truncated, info = env.step("")
+    assert (terminated, truncated, info["stop"]) == (False, True, "context_limit")
+    env.close()
+
+
 def test_a_server_is_played_leniently_unless_said_otherwise(server: Server) -> None:
     server.answer = lambda body, n: says("I do not know where to begin.")
     for format_, stop in (("auto", None), ("strict", "malformed")):

@@ -74,7 +74,7 @@ def test_a_budget_in_dollars_needs_a_price_and_a_judge_at_openai_a_key(
     monkeypatch.chdir("/")
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(StepladderError, match="variable OPENAI_API_KEY, or name another server with --judge-url URL"):
+    with pytest.raises(StepladderError, match=r"OPENAI_API_KEY, .* --judge-url URL .eval: --answer-judge-url;"):
         priced.check()
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     priced.check()

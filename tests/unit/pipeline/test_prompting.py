@@ -78,6 +78,28 @@ def test_what_changes_the_text_or_how_it_is_read_makes_a_stage_stale(tmp_path: P
         ingredients(hint=str(hint))
 
 
+@pytest.mark.parametrize(
+    ("agent", "prompting"),
+    [("prorag-brief", {"format": "strict"}), ("prorag", {"prime": True}), ("prorag", {"format": "strict"})],
+)
+@pytest.mark.parametrize("plays", [{"kind": "eval", "policy": "server"}, {"kind": "rft", "sampled_by": "server"}])
+def test_what_changes_how_a_server_plays_makes_its_stages_stale(
+    agent: str, prompting: dict[str, object], plays: dict[str, str]
+) -> None:
+    """A model behind a server is prompted otherwise than one in this process, with the same settings."""
+    more = {"reencode": True, "policy": "base", "threshold": None} if plays["kind"] == "rft" else {}
+
+    def ingredients(model: str = "m", **prompting: object) -> dict[str, object]:
+        shared = {"agent": agent, "server": {"model": model}, "prompting": prompting}
+        (found,) = all_ingredients(Recipe.read({"name": "r", **shared, "stages": {"s": {**plays, **more}}})).values()
+        return found
+
+    before = ingredients()
+    assert ingredients(**prompting) != before
+    assert ingredients("other") != before
+    assert ingredients(format="auto") == before
+
+
 def setup(**typed: object) -> AgentSetup:
     port = {"port": 1} if typed.pop("serving", False) else {}
     return AgentSetup.from_options(None, AgentOptions(**typed), SamplingOptions(), {}, **port)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from json_repair import repair_json
@@ -21,6 +21,11 @@ _ANSWER_FIELDS = ("predicted_answer", "answer")
 _RESULT_FIELDS = ("result",)
 #: Values of a query field that mean that there is no query.
 _NO_QUERY = frozenset({"", "none", "null"})
+
+
+def is_query(text: str) -> bool:
+    """Whether the text of a query field is a query: models write "None" where they have none."""
+    return text.lower() not in _NO_QUERY
 
 
 def read_object(text: str) -> dict[str, str] | str:
@@ -44,8 +49,10 @@ def read_object(text: str) -> dict[str, str] | str:
     return {str(name): text for name, value in found.items() if (text := _text(value))}
 
 
-def json_action(text: str) -> Action | None:
+def json_action(text: str, kinds: Collection[ActionKind] = frozenset(ActionKind)) -> Action | None:
     """The first object with a query or an answer, by our names or RAG-Gym's; a query comes before an answer.
+
+    `kinds`: those that may follow; other fields are not read.
 
     >>> json_action('So: ```json\\n{"generated_queries": ["Who built it?"], "predicted_answer": "unknown"}\\n```')
     Action(kind=<ActionKind.QUERY: 'query'>, content='Who built it?', thought='So:', problem='')
@@ -62,8 +69,8 @@ def json_action(text: str) -> Action | None:
             (ActionKind.ANSWER, _ANSWER_FIELDS),
             (ActionKind.SUB_ANSWER, _RESULT_FIELDS),
         ):
-            content = _first(fields, names)
-            if content and not (kind is ActionKind.QUERY and content.lower() in _NO_QUERY):
+            content = _first(fields, names) if kind in kinds else ""
+            if content and (kind is not ActionKind.QUERY or is_query(content)):
                 return Action(kind, content, thought)
     return None
 

@@ -10,6 +10,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -17,6 +18,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ALL_OR_NOTHING = frozenset({"yes", "no", "noanswer"})
 
 
+@lru_cache(4096)
 def normalize(text: str) -> str:
     """Lower-case, remove ASCII punctuation, remove articles, collapse whitespace; in that order.
 

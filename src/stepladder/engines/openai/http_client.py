@@ -14,7 +14,7 @@ a call, the error is `stale`, and the call can be repeated at once on a new conn
 import asyncio
 import base64
 import os
-import selectors
+import select
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
@@ -235,9 +235,12 @@ def _problem(error: BaseException) -> str:
 
 def _has_arrived(writer: asyncio.StreamWriter) -> bool:
     """Whether anything has arrived on an idle connection, such as its end, that the event loop has not read yet."""
-    with selectors.DefaultSelector() as ready:
-        ready.register(writer.get_extra_info("socket"), selectors.EVENT_READ)
-        return bool(ready.select(0))
+    socket = writer.get_extra_info("socket")
+    if not hasattr(select, "poll"):  # Windows
+        return bool(select.select([socket], [], [], 0)[0])
+    ready = select.poll()
+    ready.register(socket, select.POLLIN)
+    return bool(ready.poll(0))
 
 
 def _ascii(host: str) -> str:

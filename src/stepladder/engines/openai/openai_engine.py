@@ -10,7 +10,8 @@ returns fewer is noticed: the missing ones are requested one by one, and later c
 Of several servers the one with the fewest calls in flight is called. When one fails, its calls go to the others.
 
 One thread runs an event loop for all calls, so `generate` may be called from several threads and from inside another
-event loop. At most `concurrency` calls run at once, including those that wait for a retry.
+event loop, and `submit` needs no thread of the caller. At most `concurrency` calls run at once, including those that
+wait for a retry.
 
     with closing(OpenAIEngine("Qwen/Qwen3-8B", "http://localhost:8000/v1")) as engine:
         (reply,) = engine.generate([Generate((Segment(Author.PROMPT, "Who?"),))])
@@ -33,7 +34,6 @@ from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.io.known_servers import name_servers, server_key, withheld
 from stepladder.core.io.masking import MASK, hide, mask, reveal
 from stepladder.core.io.reply_size import LongReply
-from stepladder.core.io.retries import retry_wait
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.unicode import replace_surrogates
 from stepladder.engines.base import Engine, EngineOptions
@@ -43,10 +43,12 @@ from stepladder.engines.openai.openai_protocol import (
     MAX_STOPS,
     NO_GRAMMAR,
     SLOW_REMEDY,
+    FailedCall,
     RefusedCall,
     chat_messages,
     host_of,
     read_choices,
+    retry_delay,
     samples_of_one_context,
 )
 from stepladder.engines.openai.servers import Server, Servers
@@ -63,7 +65,7 @@ MAX_CONSECUTIVE_FAILURES = 10
 MAX_SAMPLES = 16
 
 #: The end of an attempt: the body of a completion, or why there is none.
-Attempt = bytes | RefusedCall | CallError | TimeoutError | LongReply
+Attempt = bytes | FailedCall
 #: One reply per request.
 Replies = list[Generation | BackendError]
 
@@ -119,7 +121,7 @@ class OpenAIEngine(Engine):
             raise BackendDown(f"the server {twice} is named twice")
         self.model = model
         self.api = api
-        self.concurrency = concurrency
+        self.concurrency, self.jobs_together = concurrency, 2 * concurrency
         #: Number of retries so far, for progress displays.
         self.retries = 0
         self._timeout, self._max_retries, self._backoff = timeout, max_retries, backoff
@@ -148,19 +150,27 @@ class OpenAIEngine(Engine):
         """Generate a reply to every request, in order. Calls run concurrently, up to `concurrency`."""
         if not requests:
             return []
-        with self._lock:
-            if self._closed:
-                raise BackendDown(f"{self!r} is closed; create a new engine")
-            call = asyncio.run_coroutine_threadsafe(self._complete_all(requests), self._loop)
-            self._calls.add(call)
+        call = self.submit(requests)
         try:
             return call.result()
         except CancelledError:
             return [BackendError("the call was cancelled") for _ in requests]
         finally:
             call.cancel()  # an interrupted caller leaves no call running
-            with self._lock:
-                self._calls.discard(call)
+
+    def submit(self, requests: Sequence[Generate]) -> Future[Replies]:
+        """Begin the calls of `generate` on the event loop."""
+        with self._lock:
+            if self._closed:
+                raise BackendDown(f"{self!r} is closed; create a new engine")
+            call = asyncio.run_coroutine_threadsafe(self._complete_all(requests), self._loop)
+            self._calls.add(call)
+        call.add_done_callback(self._forget)
+        return call
+
+    def _forget(self, call: Future[Replies]) -> None:
+        with self._lock:
+            self._calls.discard(call)
 
     def cancel(self) -> None:
         """Cancel running calls: their requests return a `BackendError`. Later calls work as usual."""
@@ -214,15 +224,16 @@ class OpenAIEngine(Engine):
     async def _complete(self, requests: Sequence[Generate]) -> Replies:
         """One call, with its retries. The replies may be fewer than the requests."""
         async with self._semaphore:
-            attempts, repeated = 0, False
+            attempts, moves, repeated = 0, 0, False
             while True:
                 server = self._servers.next()
-                server.calls, server.total = server.calls + 1, server.total + 1
+                limit, server.calls, server.total = server.max_tokens_name, server.calls + 1, server.total + 1
                 try:
                     attempt = await self._call(requests, server)
                 finally:
                     server.calls -= 1
-                if isinstance(attempt, RefusedCall) and attempt.wants_other_limit and server.renames_limit():
+                if isinstance(attempt, RefusedCall) and attempt.wants_other_limit and limit == "max_tokens":
+                    server.max_tokens_name = "max_completion_tokens"
                     continue
                 if isinstance(attempt, RefusedCall) and (left := attempt.samples_left(len(requests))):
                     self._limit_samples(left, f"refused {len(requests)}", server)
@@ -240,11 +251,12 @@ class OpenAIEngine(Engine):
                         self._count_failure(replies[0])
                     return replies
                 server.reached |= isinstance(attempt, RefusedCall)
-                passing, delay = self._retry_delay(attempt, attempts)
+                passing, delay = retry_delay(attempt, attempts, self._backoff)
                 if passing and len(self._servers.usable) > 1:
                     self._servers.failed(server, self._error_text(attempt), delay)
                     if self._servers.has_other(server):
-                        delay = 0.0
+                        delay, moves = 0.0, moves + 1
+                        attempts -= moves < len(self._servers.all)  # one attempt at each before the first is repeated
                 if delay is None or attempts > self._most_retries():
                     verdict = self._classify(requests[0], attempt, attempts, server)
                     if isinstance(verdict, BackendDown):
@@ -307,19 +319,8 @@ class OpenAIEngine(Engine):
         if self._samples < before:
             log.warning("%s %s samples (n): later calls ask for %d", server.url, done, self._samples)
 
-    def _retry_delay(self, error: Attempt, attempts: int) -> tuple[bool, float | None]:
-        """Whether the problem may pass, and the seconds to wait before the next attempt; None if that is useless."""
-        if isinstance(error, LongReply):  # the next one would be as long, and may be billed as well
-            return False, None
-        if not isinstance(error, RefusedCall):
-            return True, retry_wait(attempts, {}, self._backoff)
-        lasting = error.code == "insufficient_quota" or error.rejects_template
-        if lasting or (error.status not in (408, 429) and error.status < 500):
-            return False, None
-        return True, retry_wait(attempts, error.headers, self._backoff)
-
     def _classify(
-        self, request: Generate, error: Attempt, attempts: int, server: Server
+        self, request: Generate, error: FailedCall, attempts: int, server: Server
     ) -> Generation | BackendError | BackendDown:
         """What a failure means: an empty generation (context too long), a failed request, or that none can succeed."""
         url, detail = server.url, self._error_text(error)
@@ -337,15 +338,15 @@ class OpenAIEngine(Engine):
             return empty_generation(request.context)
         where = f"{self.api} API of model {self.model!r}"
         advice = withheld(KEY_VARIABLE, url) or f" Correct the environment variable {KEY_VARIABLE}."
-        hopeless = error.hopeless(url, detail, where, grammar=request.grammar is not None, advice=advice)
-        if hopeless:
+        by_grammar = request.grammar is not None and not self._grammar_kept
+        if hopeless := error.hopeless(url, detail, where, grammar=by_grammar, advice=advice):
             return BackendDown(hopeless)
         return BackendError(f"{url} returned status {error.status} ({after}): {detail.rstrip('.')}{error.remedy}")
 
     def _fail(self, message: str) -> NoReturn:
         raise BackendDown(self._redact(message))
 
-    def _error_text(self, error: Attempt) -> str:
+    def _error_text(self, error: FailedCall) -> str:
         """The server's error message, or the name of the exception."""
         if isinstance(error, RefusedCall):
             return self._redact(error.message)[:500]

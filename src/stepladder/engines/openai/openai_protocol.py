@@ -9,11 +9,13 @@ from urllib.parse import urlsplit
 
 from stepladder.core.errors import BackendDown, BackendError
 from stepladder.core.io.masking import MASK
+from stepladder.core.io.reply_size import LongReply
+from stepladder.core.io.retries import retry_wait
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.trace import UNKNOWN_TOKENS, Author, Segment, Usage
 from stepladder.core.unicode import replace_surrogates
 from stepladder.engines.base import cut_at_stop
-from stepladder.engines.openai.http_client import HTTPResponse
+from stepladder.engines.openai.http_client import CallError, HTTPResponse
 
 #: Sent as the user when the assistant had the last turn: chat models reply, they do not continue their own message.
 CONTINUE_PROMPT = "Go on with the next step."
@@ -68,9 +70,16 @@ def chat_messages(context: Sequence[Segment]) -> list[Any]:
 def samples_of_one_context(requests: Sequence[Generate], most: int) -> list[list[int]]:
     """Positions of the requests, grouped into calls: those of a call differ by their seed only, at most `most`."""
     groups: dict[Any, list[int]] = {}
+    contexts = {id(request.context): request.context for request in requests}
+    if len(contexts) > 1:  # else they are samples of one state: a context is slow to hash
+        equal: dict[Any, int] = {}
+        names = {name: equal.setdefault(context, name) for name, context in contexts.items()}
+    else:
+        names = {name: name for name in contexts}
     for index, request in enumerate(requests):
         alone = most < 2 or len(requests) < 2 or request.sampling.temperature == 0  # greedy samples are all equal
-        groups.setdefault(index if alone else replace(request, seed=0), []).append(index)
+        same = names[id(request.context)], request.stop, request.sampling, request.grammar
+        groups.setdefault(index if alone else same, []).append(index)
     return [group[start : start + most] for group in groups.values() for start in range(0, len(group), most)]
 
 
@@ -141,7 +150,7 @@ class RefusedCall:
             return f"{url} redirects to {target} ({status}), which is not followed. Correct the URL."
         if self.code == "insufficient_quota":
             return f"the account at {url} has no credit left ({status}: {detail})."
-        if status in (400, 422) and grammar:
+        if status in (400, 422) and grammar and self.code != "content_filter":
             return f"{url} refuses the grammar of format: constrained ({status}: {detail}). {NO_GRAMMAR}"
         refused = [name for name in ("temperature", "top_p", "seed", "stop") if self.rejects(name)]
         if status in (400, 413, 422) and refused:
@@ -162,6 +171,22 @@ class RefusedCall:
     def is_too_long(self) -> bool:
         """Whether the context does not fit into the model's window."""
         return bool(_TOO_LONG.search(f"{self.message} {self.code} {self.kind}".lower()))
+
+
+#: Why a call has no completion.
+FailedCall = RefusedCall | CallError | TimeoutError | LongReply
+
+
+def retry_delay(error: FailedCall, attempts: int, backoff: float) -> tuple[bool, float | None]:
+    """Whether the problem may pass, and the seconds to wait before the next attempt; None if that is useless."""
+    if isinstance(error, LongReply):  # the next one would be as long, and may be billed as well
+        return False, None
+    if not isinstance(error, RefusedCall):
+        return True, retry_wait(attempts, {}, backoff)
+    lasting = error.code == "insufficient_quota" or error.rejects_template
+    if lasting or (error.status not in (408, 429) and error.status < 500):
+        return False, None
+    return True, retry_wait(attempts, error.headers, backoff)
 
 
 def read_choices(
@@ -223,6 +248,8 @@ class _Choice:
         if self.finish not in ("stop", "length"):
             return BackendError(f"returned finish_reason {self.finish!r}; expected stop or length")
         text, finish = finished_text(replace_surrogates(self.content), request.stop, self.finish, self.fields)
+        if finish is Finish.END and request.grammar is not None:
+            text, finish = _within_grammar(text, request.stop, request.grammar.regex())
         written = Segment(Author.POLICY, text, vocabulary=UNKNOWN_TOKENS)
         return Generation(request.context, written, text, finish, usage)
 
@@ -278,6 +305,14 @@ def finished_text(text: str, stops: Sequence[str], finish: str, choice: Mapping[
         tags = {stop: match[1] for stop in stops[:MAX_STOPS] if (match := _CLOSING_TAG.fullmatch(stop))}
         removed = {stop for stop, tag in tags.items() if f"<{tag}>" in text}
     return (text + removed.pop(), Finish.STOP) if len(removed) == 1 else (text, Finish.END)
+
+
+def _within_grammar(text: str, stops: Sequence[str], regex: str) -> tuple[str, Finish]:
+    """A text that has ended, with the stop string that a server removed without saying so, if the grammar shows it."""
+    if re.fullmatch(regex, text):
+        return text, Finish.END
+    whole = [text + stop for stop in stops if re.fullmatch(regex, text + stop)]
+    return (whole[0], Finish.STOP) if len(whole) == 1 else (text, Finish.END)
 
 
 def usage_of(counts: object) -> Usage:

@@ -34,11 +34,6 @@ class Server:
     #: Its name for the token limit: newer OpenAI models have another.
     max_tokens_name: str = "max_tokens"
 
-    def renames_limit(self) -> bool:
-        """Use the other name of the token limit; False if it is in use already."""
-        renamed, self.max_tokens_name = self.max_tokens_name == "max_tokens", "max_completion_tokens"
-        return renamed
-
 
 class Servers:
     """The servers of one engine. Used on one event loop."""
@@ -79,6 +74,8 @@ class Servers:
 
     def give_up(self, server: Server, problem: str) -> bool:
         """Call a server no more; False if there is no other."""
+        if server.given_up:  # by another call in flight
+            return True
         if len(self.usable) < 2:
             return False
         log.warning("%s is not called any more: %s", server.url, problem)

@@ -27,7 +27,7 @@ every reservation. The first call of a folder is sent alone, so that it shows ho
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -39,7 +39,7 @@ from stepladder.core.io.masking import hide
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Usage
 from stepladder.engines.openai.http_client import SENT
-from stepladder.engines.openai.openai_engine import Attempt, OpenAIEngine
+from stepladder.engines.openai.openai_engine import Attempt, OpenAIEngine, Replies
 from stepladder.engines.openai.openai_protocol import RefusedCall, chat_messages, usage_of
 from stepladder.engines.openai.servers import Server
 from stepladder.engines.spend.ledger import Ledger
@@ -160,6 +160,8 @@ class BudgetEngine(OpenAIEngine):
         """`options` are those of `OpenAIEngine`."""
         super().__init__(limiter.model, base_url, **options)
         self.limiter = limiter
+        #: Gets the replies to a call as soon as they are there, before those to the rest of a batch.
+        self.on_replies: Callable[[Sequence[Generate], Replies], None] = lambda _, __: None
 
     def close(self) -> None:
         """Cancel the calls in flight and close the ledger."""
@@ -169,6 +171,11 @@ class BudgetEngine(OpenAIEngine):
     def _fail(self, message: str) -> NoReturn:
         self.limiter.failure = message
         super()._fail(message)
+
+    async def _complete(self, requests: Sequence[Generate]) -> Replies:
+        replies = await super()._complete(requests)
+        self.on_replies(requests, replies)
+        return replies
 
     async def _call(self, requests: Sequence[Generate], server: Server) -> Attempt:
         maximum = max_usage(requests[0], len(requests))
@@ -261,6 +268,9 @@ def open_paid_engine(
         opened.callback(engine.close)
         # Several servers have the same model: which of them answered makes no difference.
         place = hide(url) if isinstance(url, str) else url and "its servers"
-        cached = CachedEngine(engine, folder / f"{prefix}{RESPONSES}", f"{model} at {place}", limiter.spend)
+        asked = {name: value for name in ("api", "extra_body") if (value := options.get(name)) not in (None, "chat")}
+        name = f"{model} at {place}" + (f" with {json.dumps(asked, sort_keys=True)}" if asked else "")
+        cached = CachedEngine(engine, folder / f"{prefix}{RESPONSES}", name, limiter.spend)
+        engine.on_replies = cached.keep
         opened.pop_all()
         return cached

@@ -2,8 +2,9 @@
 
 In: an engine and a file. Out: an engine that answers known requests from the file and forwards the others; equal
 requests in flight are forwarded once. Every response is one line, on disk before it is returned; an incomplete last
-line is requested again. Errors and token ids are not cached: the text is parsed, never trained on. Texts stay on disk;
-the memory holds a hash and a position per response.
+line is requested again. Not cached: errors; that the context window is full, since a server may be started again with a
+larger one; token ids, since the text is parsed and never trained on. Texts stay on disk; the memory holds a hash and a
+position per response.
 """
 
 import json
@@ -94,7 +95,12 @@ class ResponseCache:
         )
 
     def add(self, key: bytes, response: Generation) -> None:
-        """Append a response. When this returns the operating system has it: killing this process cannot lose it."""
+        """Append a response. When this returns the operating system has it: killing this process cannot lose it.
+
+        One that is known already stays as it is.
+        """
+        if response.finish is Finish.CONTEXT_FULL or key in self._positions:
+            return
         row = {
             "key": key.hex(),
             "text": response.text,
@@ -128,11 +134,12 @@ class ResponseCache:
                     self._complete = position
                     return
                 try:
-                    key, _, usage = _read_row(line)
+                    key, row, usage = _read_row(line)
                 except (ValueError, KeyError, TypeError) as error:
                     problem = f"{self.path}:{number}: not a cached response ({error}); delete the line"
                     raise StepladderError(problem) from error
-                self._note(key, position, usage)
+                if row["finish"] != Finish.CONTEXT_FULL:  # older versions cached these
+                    self._note(key, position, usage)
                 position += len(line)
 
 
@@ -179,6 +186,16 @@ class CachedEngine(Engine):
             replace(response, context=request.context) if isinstance(response, Generation) else response
             for response, request in zip(responses, requests)
         ]
+
+    def keep(self, requests: Sequence[Generate], responses: Sequence[Generation | BackendError]) -> None:
+        """Save responses before `generate` returns them: what is paid must not be lost if the rest of a batch fails.
+
+        Of fewer responses than requests, those of the first.
+        """
+        with self._changed:
+            for request, response in zip(requests, responses):
+                if isinstance(response, Generation):
+                    self.responses.add(self.responses.key(request), response)
 
     def spend(self) -> Spend:
         """What the responses in the file took, over all runs."""

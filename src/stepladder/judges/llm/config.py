@@ -93,7 +93,8 @@ class LLMJudgeConfig(Config):
         if not (self.is_local or self.url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_KEY")):
             raise StepladderError(
                 f"the judge {self.model} is asked at OpenAI, which needs a key: set the environment variable "
-                "OPENAI_API_KEY, or name another server with --judge-url URL (in a recipe llm.url)"
+                "OPENAI_API_KEY, or name another server with --judge-url URL (eval: --answer-judge-url; in a recipe "
+                "llm.url)"
             )
 
     def price(self) -> Price | None:

@@ -97,8 +97,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         limit = self._limits.max_header_bytes
-        # What has arrived may contain a part of the body, too.
-        if self._left < 0 and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > limit:
+        # What has arrived may contain a part of the body, too. A header line has four bytes more: ": " and its end.
+        if self._left < 0 and len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > limit:
             raise self._too_long()
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise HTTPError(400, f"more than {_MAX_PIPELINED} requests wait on this connection")
