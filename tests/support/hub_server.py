@@ -19,6 +19,8 @@ class Hub:
     breaks_after: int | None = None
     #: The hash it claims for every file, if it is not the right one.
     claimed: str = ""
+    #: What every download gets instead, whole: the page of a proxy that wants a password.
+    page: bytes = b""
     #: The first byte that each download asked for, by path.
     downloads: list[tuple[str, int]] = field(default_factory=list)
 
@@ -39,6 +41,8 @@ def hub_server() -> Iterator[Hub]:
         def answer(self, *, with_body: bool) -> None:
             content = hub.files.get(self.path)
             start = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
+            if with_body and hub.page:
+                content, start = hub.page, 0
             self.send_response(404 if content is None else 206 if start else 200)
             body = (content or b"")[start:]
             self.send_header("Content-Length", str(len(body)))

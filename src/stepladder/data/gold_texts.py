@@ -7,9 +7,13 @@ with `GoldText`s: those of a hop show its answer, those of passages that belong 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from stepladder.core.questions.excerpts import gold_text
+from stepladder.core.questions.excerpts import contains_any, gold_text, words_of
 from stepladder.core.trace import GoldText, Question
 from stepladder.data.decompositions.gold_passages import GoldPassage
+
+#: Most ids of a gold passage that are described. An article may be cut into hundreds of one title, any of which counts
+#: where only the title is annotated; questions are stored in every trajectory.
+_MOST = 8
 
 
 def by_id(golds: Iterable[GoldPassage]) -> dict[str, GoldPassage]:
@@ -24,15 +28,17 @@ def with_gold_texts(question: Question, known: Mapping[str, GoldPassage]) -> Que
         for hop in question.hops
     )
     in_hops = {each for hop in hops for each in hop.passages}
-    others = dict.fromkeys(each for group in question.gold_passages for each in group if each not in in_hops)
-    return replace(question, hops=hops, gold_texts=_texts(tuple(others), known, question.answers, question.text))
+    others = [[each for each in group if each not in in_hops] for group in question.gold_passages]
+    texts = (text for group in others for text in _texts(group, known, question.answers, question.text))
+    return replace(question, hops=hops, gold_texts=tuple({text.id: text for text in texts}.values()))
 
 
 def _texts(
     ids: Sequence[str], known: Mapping[str, GoldPassage], answers: Sequence[str], about: str
 ) -> tuple[GoldText, ...]:
+    described = [(each, gold) for each in ids if (gold := known.get(each)) is not None and (gold.title or gold.text)]
+    if len(described) > _MOST:  # those that state the answer first
+        described.sort(key=lambda each: not contains_any(words_of(each[1].text), answers))
     return tuple(
-        gold_text(each, gold.title, gold.text, answers, gold.supporting, about)
-        for each in ids
-        if (gold := known.get(each)) is not None and (gold.title or gold.text)
+        gold_text(each, gold.title, gold.text, answers, gold.supporting, about) for each, gold in described[:_MOST]
     )

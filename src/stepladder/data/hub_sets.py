@@ -154,10 +154,12 @@ def _append(file: RemoteFile, path: Path, start: int, watch: Watch) -> None:
     with path.open("ab") as out, get_session().stream("GET", file.url, headers=headers) as reply:
         reply.raise_for_status()
         if start and reply.status_code != 206:
-            out.truncate(0)
+            out.seek(out.truncate(0))  # else tell() counts what was cut
         for chunk in reply.iter_raw():
             out.write(chunk)
             watch(file.name, out.tell(), file.size)
+            if out.tell() > file.size:  # not this file
+                break
         if out.tell() <= start:
             raise httpx2.RemoteProtocolError("the server sent nothing")
 

@@ -7,7 +7,8 @@ asks for no hop. A query matches a hop if two things agree:
   surname). A later hop may also be asked by description ("the mentor of the wife of Ada Orm") without those names
 - the fact that is asked for (`relation_matching.py`)
 
-A name in part, or only some of the names of a long sub-question, count if the search has found the gold passage.
+A name in part, or only some of the names of a sub-question (its own or those it refers to), count if the search has
+found the gold passage.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,8 @@ class MatchedHop:
     named: bool = True
     #: Whether the query repeats the words of the whole question.
     whole: bool = False
+    #: Whether it found the hop's passage without the answers that the hop refers to.
+    unaided: bool = False
 
 
 class Decomposition:
@@ -82,6 +85,8 @@ class Decomposition:
         for target in reversed(self._targets):
             if self._is_named(target, query):
                 yield MatchedHop(target.number)
+            elif self._is_named(target, query, unaided=True):
+                yield MatchedHop(target.number, unaided=True)
             elif self._is_described(target, query):
                 yield MatchedHop(target.number, named=False)
         for target in self._targets:
@@ -121,18 +126,23 @@ class Decomposition:
             any(same_word(word, other) for other in own) for word in content_words(masked)
         )
 
-    def _is_named(self, target: HopTarget, query: "_Query") -> bool:
-        """Whether a query names the entity of the hop and asks for the same fact."""
+    def _is_named(self, target: HopTarget, query: "_Query", *, unaided: bool = False) -> bool:
+        """Whether a query names the entity of the hop and asks for the same fact.
+
+        `unaided`: by the names in the sub-question alone ("the CAB format" for "the CAB format of #2").
+        """
         words, missing = query.words, 0
         for number, spellings in enumerate(target.anchors):
             masked = mask_name(words, spellings)
             if masked is None:
-                if number >= len(target.names):
+                if number >= len(target.names) and not unaided:
                     return False
                 missing += 1
             else:
                 words = masked
         if missing and (missing == len(target.anchors) or not supports(target.hop, query.found)):
+            return False
+        if unaided and (target.is_vague or not target.names or not target.hop.passages):
             return False
         if not target.anchors and not self._shares_topic(target, query):
             return False

@@ -118,7 +118,7 @@ class History:
 
     def _query(self, query: str, found: tuple[Passage, ...]) -> Verdict | None:
         text = normalize(query)
-        repeated = text in self.queries
+        repeated = self._repeats(text)
         before = self.passages
         self.queries |= {text}
         self.passages += found
@@ -145,6 +145,11 @@ class History:
             return Verdict(Fault.DERIVED, self.target, f"asks again for #{self.target}, which was overlooked")
         return verdict
 
+    def _repeats(self, query: str) -> bool:
+        """Whether a query, normalized, was made before; an answer that it adds is nothing new."""
+        answers = {normalize(self.question.hops[number - 1].answer) for number in self.stated}
+        return query in self.queries or any(query.removesuffix(f" {each}") in self.queries for each in answers)
+
     def _query_for_nothing(self, repeated: bool) -> Verdict:
         if repeated:
             return Verdict(Fault.REDUNDANT, None, "the same query was made before")
@@ -152,7 +157,7 @@ class History:
 
     def _query_for_match(self, match: MatchedHop, found: Sequence[Passage], repeated: bool) -> Verdict:
         """The verdict on a query as asking for a hop."""
-        verdict = self._query_for_hop(match.hop, repeated)
+        verdict = self._query_for_hop(match.hop, repeated, unaided=match.unaided)
         if not verdict.good or match.named:
             return verdict
         if match.whole:
@@ -161,14 +166,14 @@ class History:
             return Verdict(Fault.WRONG, match.hop, "does not name what it asks about, though that is known")
         return verdict
 
-    def _query_for_hop(self, number: int, repeated: bool) -> Verdict:
+    def _query_for_hop(self, number: int, repeated: bool, *, unaided: bool) -> Verdict:
         """The verdict on a query that asks for a hop, given what was known before."""
         if repeated:
             return Verdict(Fault.REDUNDANT, number, "the same query was made before")
         hop = self.question.hops[number - 1]
         known = self._known
         missing = [each for each in references(hop.question) if each < number and each not in known]
-        if missing:
+        if missing and not unaided:
             return Verdict(Fault.PREMATURE, number, f"asks for #{number} before #{missing[0]} is known")
         if number in self.conclusions:
             return Verdict(Fault.REDUNDANT, number, "asks for what is only left to conclude")
@@ -273,5 +278,8 @@ class History:
 
     def _with_references(self, number: int) -> frozenset[int]:
         """A hop and all hops that it rests on."""
-        before = (each for each in references(self.question.hops[number - 1].question) if each < number)
-        return frozenset({number}).union(*(self._with_references(each) for each in before))
+        found = {number}
+        for each in range(number, 1, -1):  # a hop refers to earlier ones
+            if each in found:
+                found.update(before for before in references(self.question.hops[each - 1].question) if before < each)
+        return frozenset(found)

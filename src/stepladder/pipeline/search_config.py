@@ -52,6 +52,11 @@ class TreeStageConfig(Config):
     #: Modes of the LLM that this stage can use; the first is the default.
     llm_modes: ClassVar[tuple[Mode, ...]] = ("value", "score")
 
+    @property
+    def uses_gold(self) -> bool:
+        """Whether the gold judge scores the steps."""
+        return False
+
     def unused(self) -> Mapping[str, str]:
         """Scores are not compared with each other."""
         return (
@@ -111,6 +116,10 @@ class ExploreConfig(TreeStageConfig):
         if (self.evaluate == "llm") != (self.llm is not None):
             raise ValueError("evaluate: llm and the settings of the model (llm.model) must be given together")
         return self
+
+    @property
+    def uses_gold(self) -> bool:
+        return self.evaluate == "gold"
 
     def unused(self) -> Mapping[str, str]:
         """Settings of rollouts and of early stopping."""

@@ -74,9 +74,10 @@ def load_retriever(
         retriever = _open(parts[0], device, timeout, fusion)
     else:
         with ExitStack() as opened:
-            found = [_open(part, device, timeout) for part in parts]
-            for each in found:
-                opened.callback(each.close)
+            found = list[Retriever]()
+            for part in parts:
+                found.append(_open(part, device, timeout))
+                opened.callback(found[-1].close)
             retriever = (fusion or FusionConfig()).fuse(found, "ranks")
             opened.pop_all()
     return with_reranker(retriever, rerank, device)

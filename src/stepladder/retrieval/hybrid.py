@@ -16,7 +16,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stepladder.core.config import Config
+from stepladder.core.display import shortened
 from stepladder.core.errors import StepladderError
+from stepladder.core.questions.excerpts import words_of
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
 
@@ -153,6 +155,18 @@ def _best(
     for ranking, each, weight in zip(rankings, shares, weights or [1.0] * len(rankings), strict=True):
         for passage, share in zip(ranking, each, strict=True):
             sums[passage.id] = sums.get(passage.id, 0.0) + weight * share
-            passages.setdefault(passage.id, passage)
+            if passages.setdefault(passage.id, passage).text != passage.text:
+                _check_same(passages[passage.id], passage)
     best = sorted(sums, key=lambda each: -sums[each])[:k]  # stable: ties keep insertion order
     return tuple(replace(passages[each], score=sums[each]) for each in best)
+
+
+def _check_same(one: Passage, other: Passage) -> None:
+    """Raise if two passages with one id are different ones. Their texts may be cut or formatted differently."""
+    ours, theirs = ({*words_of(f"{each.title} {each.text}")} for each in (one, other))
+    if 2 * len(ours & theirs) < min(len(ours), len(theirs)):
+        raise StepladderError(
+            f"the indexes have different passages with the id {one.id!r}: {shortened(one.text)} and "
+            f"{shortened(other.text)}. Passages with one id are fused, so build the indexes from one corpus, or from "
+            "corpora whose ids differ"
+        )

@@ -48,6 +48,14 @@ def test_an_option_is_chosen_by_its_letter_or_its_text(text: str, letter: str | 
     assert (None if index is None else "ABCD"[index]) == letter
 
 
+@pytest.mark.parametrize(
+    "text", ["answer " * 60, "answer  : " * 60, "the best option is" * 60, "answer" + " " * 20_000]
+)
+def test_repetitive_texts_take_no_time(text: str) -> None:
+    assert chosen_option(f"{text}zz", CITIES) is None
+    assert chosen_option(f"So the {text}zz", CITIES) is None
+
+
 def test_texts_that_begin_like_a_letter_are_texts() -> None:
     options = ("S. aureus", "E. coli", "B-cells", "Vitamin A", "C. difficile")
     for text, letter in {"E. coli": "B", "E. coli infection": "B", "B-cells": "C", "Vitamin A": "D"}.items():
@@ -94,6 +102,9 @@ def test_yes_and_no_are_read_in_sentences() -> None:
         ("8 billion", ("8,000,000,000", "eight billion people"), ("8 million",)),
         ("50%", ("50 percent", "50", "fifty percent"), ("0.5",)),
         ("-40", ("-40", "\u221240 degrees"), ("40",)),
+        ("1e6", ("1,000,000", "1.0E+6", "a total of one million"), ("1", "6")),
+        ("1", ("one, two at most", "1 egg"), ("1e6", "3")),
+        ("121", ("one hundred and twenty-one",), ("one hundred", "twenty-one")),
     ],
 )
 def test_numbers_are_compared_by_amount(answer: str, right: tuple[str, ...], wrong: tuple[str, ...]) -> None:
@@ -144,6 +155,17 @@ def test_medqa_files_are_read_in_both_layouts(tmp_path: Path) -> None:
     assert fourth.answers == ()
 
 
+def test_options_whose_texts_look_like_names_or_indexes(tmp_path: Path) -> None:
+    groups = {"question": "Blood group?", "options": {"A": "AB", "B": "A", "C": "0"}, "answer": "A", "answer_idx": "B"}
+    numbers = {"question": "How many?", "options": {"A": 1, "B": 2, "C": 3}, "answer": 2, "answer_idx": "B"}
+    alone = {"question": "How many?", "options": [1, 2, 3], "answer": 2}
+    letter = {"question": "Blood group?", "options": ["AB", "A"], "answer": "A"}
+    named = {"question": "Which?", "options": {str(n): f"text {n}" for n in range(1, 12)}, "answer_idx": 2}
+    found = read_questions(write(tmp_path / "test.jsonl", groups, numbers, alone, letter, named)).questions
+    assert [each.answers for each in found] == [("A",), ("2",), ("2",), ("AB",), ("text 2",)]
+    assert found[-1].options[:2] == ("text 1", "text 2")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -178,6 +200,10 @@ def test_flashrag_files_have_choices_by_index_and_other_kinds_in_their_metadata(
     assert (items.answers, items.items) == (("Rome; Oslo",), (("Rome",), ("Oslo", "Kristiania")))
     with pytest.raises(QuestionFileError, match="5 is not among the options"):
         read_questions(write(tmp_path / "test.jsonl", {**rows[0], "golden_answers": [5]}))
+    with pytest.raises(QuestionFileError, match=r"test.jsonl:2: the answer nothing is not among the options"):
+        read_questions(write(tmp_path / "test.jsonl", rows[1], {**rows[0], "golden_answers": None}))
+    with pytest.raises(QuestionFileError, match=r"test.jsonl:2: the answer nothing is not among the options"):
+        read_questions(write(tmp_path / "test.jsonl", rows[1], {"id": "c", "question": "?", "choices": ["a", "b"]}))
 
 
 def test_tables_have_kinds_in_a_column(tmp_path: Path) -> None:

@@ -82,6 +82,28 @@ def test_short_sentences_do_not_identify_a_passage_with_another_title() -> None:
     assert not is_gold(found("It was directed by Ada Orm.", "Dust"), short, ("Ada Orm",))
 
 
+VILLAGE = (
+    "{0} is a village in the administrative district of Gmina Orm, within Velm County, in the east of the country. "
+    "It lies approximately {1} km north of Orm and has {1}00 inhabitants, most of them fishermen."
+)
+
+
+def test_two_villages_of_one_district_are_told_apart() -> None:
+    text, answers = VILLAGE.format("Dunmore", 5), ("Velm County",)
+    gold = gold_text("v", "Dunmore", text, answers)
+    other = VILLAGE.format("Ashby", 5)
+    for title, own in (("", ""), ("Dunmore and Ashby", "Ashby"), ("page 3", "page 3"), ("Villages", "Villages")):
+        assert is_gold(found(text, title), gold, answers)
+        assert not is_gold(found(other, own), gold, answers)
+    assert is_gold(found(text.split(" ", 1)[1], ""), gold, answers)  # cut behind its name
+    assert is_gold(found(text.rsplit(" ", 14)[0], "page 3"), gold, answers)
+    late = replace(gold, excerpts=(" ".join(text.split()[10:]),))  # without its name
+    assert is_gold(found(text, "Dunmoor"), late, answers)
+    for title in ("", "Ashby"):
+        assert not is_gold(found(VILLAGE.format("Ashby", 7), title), late, answers)
+    assert not is_gold(found(VILLAGE.format("Ashby", 5).replace("most", "some"), "Ashby"), late, answers)
+
+
 def test_a_date_in_another_order_is_the_same_answer() -> None:
     dated = gold_text("p7", "Orla", ORLA, ["March 4, 1871"])
     assert "4 March 1871" in dated.excerpts[0]
@@ -106,6 +128,10 @@ def test_texts_without_spaces_are_compared_by_characters() -> None:
     gold = gold_text("p", "奥尔拉", text, ["埃娜"])
     assert is_gold(found(text[15:], "奥尔拉"), gold, ("埃娜",))
     assert not is_gold(found("维尔姆是一条河。", "奥尔拉"), gold, ("埃娜",))
+    others = "".join(chr(0x4E00 + 7 * number % 5000) for number in range(2000))
+    (excerpt,) = gold_text("p", "奥尔拉", text + others, ["埃娜"]).excerpts
+    assert "老桥由工程师埃娜设计" in excerpt
+    assert len(excerpt) < 40
 
 
 QUESTION = Question(

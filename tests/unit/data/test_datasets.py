@@ -125,6 +125,17 @@ def test_gold_passages_are_described_by_the_corpus(folder: Path) -> None:
     )
 
 
+def test_of_an_article_in_hundreds_of_passages_few_are_described_those_with_the_answer_first(folder: Path) -> None:
+    facts = {"title": ["Rain", "Dust"], "sent_id": [0, 0]}
+    write(folder / "train.jsonl", {**line("q", supporting_facts=facts), "golden_answers": ["Velm"]})
+    cut = [{"id": f"r{n}", "contents": f'"Rain"\nPart {n} is about rain.'} for n in range(200)]
+    cut += [{"id": "last", "contents": '"Rain"\nRain fell on Velm.'}, {"id": "d", "contents": '"Dust"\nDust fell.'}]
+    write(folder / "corpus.jsonl", *cut)
+    (question,) = load_dataset(str(folder)).split("train")
+    assert [len(group) for group in question.gold_passages] == [201, 1]
+    assert [text.id for text in question.gold_texts] == ["last", *(f"r{n}" for n in range(7)), "d"]
+
+
 def test_chains_are_made_of_texts_in_the_corpus(folder: Path) -> None:
     facts = {"title": ["Rain", "Ada Orm"], "ids": [["p3"], ["p4"]]}
     asked = {**line("q", type="bridge", supporting_facts=facts), "question": "Where did the director of Rain die?"}

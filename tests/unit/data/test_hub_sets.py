@@ -69,6 +69,18 @@ def test_a_file_with_another_hash_is_not_kept(hub: Hub, capsys: Any) -> None:
     assert cli.main(["data", "get", "medqa", "--to", "mine"]) == 0
 
 
+def test_a_server_that_sends_another_page_is_an_error_after_one_more_attempt(hub: Hub, capsys: Any) -> None:
+    hub.page = b"<html>Log in</html>"
+    assert cli.main(["data", "get", "medqa"]) == 2
+    assert "the download broke off after 19 B" in " ".join(capsys.readouterr().err.split())
+    assert len(hub.downloads) == 2
+    hub.page = b"<html>" * 100_000
+    assert cli.main(["data", "get", "medqa"]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    hub.page = b""
+    assert cli.main(["data", "get", "medqa"]) == 0
+
+
 def test_a_file_that_changed_meanwhile_is_downloaded_anew(hub: Hub) -> None:
     hub.claimed = "1" * 64
     assert cli.main(["data", "get", "medqa"]) == 2

@@ -1,12 +1,20 @@
 """How many gold passages an index has is counted before steps are labelled by them."""
 
+from pathlib import Path
+
 import pytest
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.questions.excerpts import gold_text
 from stepladder.core.trace import Hop, Passage, Question
+from stepladder.data.dataset import DataSet
 from stepladder.evaluation.gold_coverage import gold_coverage
+from stepladder.pipeline.resources import RunContext, SharedConfig
+from stepladder.pipeline.search_config import ExploreConfig
+from stepladder.pipeline.stages.rank import RankConfig
+from stepladder.pipeline.tree_search import check_tree_stage
 from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.retrieval.index.build import build_index
 
 PASSAGES = [
     Passage(
@@ -50,6 +58,18 @@ def test_steps_are_not_labelled_where_most_gold_passages_are_missing() -> None:
     assert "with most of them missing" in coverage.warning()
     with pytest.raises(StepladderError, match=r"in the index: 1 of 4 .* cannot be labelled .*source mined"):
         coverage.check()
+
+
+def test_trees_are_not_scored_by_gold_passages_that_the_index_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index([Passage("1", "Dust", "Dust is a film.")], tmp_path / "ix")
+    monkeypatch.setattr(RunContext, "data", DataSet("samples", {"train": tuple(QUESTIONS)}, None))
+    context = RunContext(SharedConfig.read({"data": {"index": str(tmp_path / "ix")}}))
+    for settings in (RankConfig(), ExploreConfig(evaluate="gold")):
+        with pytest.raises(StepladderError, match=r"in the index: 0 of 4 .* cannot be labelled"):
+            check_tree_stage(settings, context)
+    check_tree_stage(ExploreConfig(), context)  # by rollouts
 
 
 def test_ids_alone_are_looked_up_in_a_local_index() -> None:

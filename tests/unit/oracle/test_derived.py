@@ -55,6 +55,15 @@ def test_a_way_back_is_good() -> None:
     assert faults(*steps) == ["ok", "wrong", "ok", "ok", "ok"]
 
 
+def test_hops_that_refer_to_all_earlier_ones_take_no_time() -> None:
+    hops = [Hop("Who designed Orm Tower?", "Ada Tarn", ("p1",))]
+    hops += [Hop(" ".join(f"#{each}" for each in range(1, number + 1)), f"Name {number}") for number in range(1, 40)]
+    question = replace(QUESTION, hops=tuple(hops))
+    found = judge(Trajectory(question, "prorag-brief", (*ASTRAY[:2], answer("yes"))))
+    assert found[-1] is not None
+    assert found[-1].derived
+
+
 def test_evidence_names_what_it_claims() -> None:
     steps = (query("Who designed Orm Tower?", TOWER), evidence("It says that Bo Lind built the tower."))
     assert faults(*steps, query("Where was Bo Lind born?", BO)) == ["ok", "wrong", "derived"]

@@ -8,7 +8,7 @@ from stepladder.oracle.step_judge import judge
 from tests.support.labelled_queries import LabelledQuery, labelled_queries
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
-SOURCES = {"musique", "written", "smollm2", "qwen"}
+SOURCES = {"musique", "written", "smollm2-135m", "qwen2.5-coder-1.5b"}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def test_the_file_has_enough_of_everything(queries: list[LabelledQuery]) -> None
     assert set(counts) == {(name, label) for name in SETS for label in ("good", "bad")}
     assert all(counts[name, "good"] + counts[name, "bad"] >= 100 for name in SETS)
     assert all(0.4 <= counts[name, "good"] / (counts[name, "good"] + counts[name, "bad"]) <= 0.6 for name in SETS)
-    assert {each.source for each in queries} <= SOURCES
+    assert {each.source for each in queries} == SOURCES
     assert {each.split for each in queries} == {"develop", "held out"}
     bad = {each.why for each in queries if each.label == "bad"}
     assert bad == {"entity", "relation", "known", "unrelated", "whole"}

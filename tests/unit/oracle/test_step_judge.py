@@ -108,6 +108,7 @@ def test_a_reference_is_known_once_stated_or_in_view() -> None:
 def test_asking_again_is_redundant_unless_the_search_had_failed() -> None:
     assert last(*FIRST, query("Who designed Orm Tower?", TOWER)) == "redundant"
     assert last(*FIRST, query("the architect of Orm Tower", TOWER)) == "redundant"
+    assert last(*FIRST, query("Who designed Orm Tower? Ada Tarn", TOWER)) == "redundant"
     failed = query("Who designed Orm Tower?", CITY), sub_answer("unknown")
     assert last(*failed, query("who designed orm tower", CITY)) == "redundant", "the same will find the same"
     assert last(*failed, query("the architect of Orm Tower", TOWER)) == "ok"
@@ -122,6 +123,14 @@ def test_a_hop_that_came_into_view_by_chance_may_still_be_asked_for_by_agents_th
 def test_a_known_name_described_instead_of_named_is_good_only_when_the_search_copes() -> None:
     assert last(*FIRST, query("Where was the designer of Orm Tower born?", ARCHITECT)) == "ok"
     assert last(*FIRST, query("Where was the designer of Orm Tower born?", TOWER)) == "wrong"
+
+
+def test_a_later_hop_with_names_of_its_own_needs_no_other_if_the_search_copes() -> None:
+    hops = (QUESTION.hops[0], Hop("Which ship did #1 paint on the Skarn Chart?", "Velm", ("p2",)))
+    question = replace(QUESTION, hops=hops)
+    assert last(query("ship on the Skarn Chart", ARCHITECT), question=question) == "ok"
+    assert last(query("ship on the Skarn Chart", CITY), question=question) == "wrong"
+    assert last(query("age of the Skarn Chart", ARCHITECT), question=question) == "wrong"
 
 
 def test_subject_and_relation_with_an_arrow() -> None:

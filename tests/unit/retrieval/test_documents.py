@@ -173,6 +173,8 @@ def test_what_is_text_in_html(tmp_path: Path) -> None:
         "<p>Café — olé".encode("utf-16"),
         '<meta http-equiv="Content-Type" content="text/html; charset=macroman"><p>Café — olé'.encode("macroman"),
         "<p>Ca\0fé".encode() + b" \xe2\x80\x94 ol\xc3\xa9",
+        '<meta charset="utf-16"><p>Café — olé'.encode(),  # not what it declares, as browsers know
+        '<meta charset="gb2312"><p>Café — olé'.encode("gb18030"),
     ],
 )
 def test_encodings_of_html(tmp_path: Path, content: bytes) -> None:
@@ -186,6 +188,17 @@ def test_html_without_text_or_of_deep_nesting(tmp_path: Path) -> None:
     corpus = read_corpus(tmp_path)
     assert [passage.text for passage in corpus] == ["deep"]
     assert corpus.unread == {"a.html": "it has no text"}
+
+
+def test_a_page_within_a_form_is_read_without_its_controls(tmp_path: Path) -> None:
+    controls = "<select><option>all</select><textarea>Write</textarea><button>Go</button>"
+    (tmp_path / "a.html").write_text(f"<form><h1>Orla</h1><p>A town.</p>{controls}</form>")
+    assert passages(tmp_path / "a.html") == [("a.html, Orla", "A town.")]
+
+
+def test_a_row_of_many_cells_takes_no_time(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("<table><tr>" + "<td> " * 30_000 + "".join(f"<td>{n}" for n in range(30_000)))
+    assert len(passages(tmp_path / "a.html")) > 100
 
 
 def test_docx_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,16 +220,35 @@ def test_docx_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }
 
 
+def test_styles_of_docx_that_are_based_on_each_other(tmp_path: Path) -> None:
+    import docx
+
+    document = docx.Document()
+    one, other = (document.styles.add_style(name, 1) for name in ("One", "Other"))
+    one.base_style, other.base_style = other, one
+    document.add_paragraph("Fine.", style="One")
+    document.save(str(tmp_path / "a.docx"))
+    assert passages(tmp_path / "a.docx") == [("a.docx", "Fine.")]
+
+
 def test_tables_in_docx(tmp_path: Path) -> None:
     import docx
 
     document = docx.Document()
-    table = document.add_table(2, 2)
-    for cell, text in zip((cell for row in table.rows for cell in row.cells), ("Day", "Hours", "all days", "")):
+    table = document.add_table(4, 2)
+    written = ("Day", "Hours", "all days", "", "Sunday", "9-5", "", "6-8")
+    for cell, text in zip((cell for row in table.rows for cell in row.cells), written):
         cell.text = text
     table.cell(1, 0).merge(table.cell(1, 1))
+    table.cell(2, 0).merge(table.cell(3, 0))
     document.save(str(tmp_path / "hours.docx"))
-    assert passages(tmp_path / "hours.docx") == [("hours.docx", "Day | Hours\nall days")]
+    rows = "Day | Hours\nall days\nSunday | 9-5\nSunday | 6-8"
+    assert passages(tmp_path / "hours.docx") == [("hours.docx", rows)]
+    first, wide = table.cell(0, 0)._tc, table.cell(1, 0)._tc
+    first.vMerge = "continue"  # of nothing
+    wide.grid_span = 10**9  # as cells, they would take all memory
+    document.save(str(tmp_path / "hours.docx"))
+    assert passages(tmp_path / "hours.docx") == [("hours.docx", rows)]
 
 
 def test_rows_of_csv(tmp_path: Path) -> None:
@@ -230,12 +262,16 @@ def test_rows_of_csv(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text("name,note\n")
     (tmp_path / "d.csv").write_text("id,text\n7\n")
     (tmp_path / "e.csv").write_bytes(b"name\nOrl\xe9ans\n")
+    (tmp_path / "f.csv").write_bytes(b"name,note\rTea,hot\r")
+    (tmp_path / "g.csv").write_text(f'name,"{"x" * 200_000}"\n')
     corpus = read_corpus(tmp_path)
     assert len(list(corpus)) == 3
+    assert corpus.unread.pop("f.csv").startswith("broken, or not CSV: new-line character")
     assert corpus.unread == {
         "c.csv": "it has no rows below the header",
         "d.csv": "line 2: expected 2 fields (id, text), found 1",
         "e.csv": "line 2: not UTF-8: byte 0xe9 at position 3; save the file as UTF-8",
+        "g.csv": "broken, or not CSV: field larger than field limit (131072)",
     }
 
 

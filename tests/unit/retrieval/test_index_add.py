@@ -110,6 +110,13 @@ def test_documents_that_were_read_again(tmp_path: Path) -> None:
     assert info.left_out == {"duplicates": 1, "unreadable files": 1}
 
 
+def test_of_a_document_that_is_blank_now_nothing_stays(tmp_path: Path) -> None:
+    folder = texts(tmp_path / "in", a="One two.", b="Five six.")
+    build_index(folder, tmp_path / "ix")
+    add_to_index(texts(folder, a="\n"), tmp_path / "ix", replace=True)
+    assert stored(tmp_path / "ix") == {"b.txt#1": "Five six."}
+
+
 def test_adding_nothing_new_changes_nothing(tmp_path: Path) -> None:
     folder = texts(tmp_path / "in", a="One two.")
     info = build_index(folder, tmp_path / "ix")

@@ -19,12 +19,13 @@ from stepladder.core.questions.answer_text import AnswerScore, covers, normalize
 from stepladder.core.questions.quantities import same_amount
 from stepladder.core.questions.question import AnswerKind, Question
 
-_NAMED = r"(?:(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice)(?:\s+is)?\s*:?\s*)*"
+#: Possessive, here and below: "answer answer answer ..." would be tried in exponentially many ways.
+_NAMED = r"(?:(?:the\s+)?(?:(?:final|correct|right|best)\s+)*+(?:answer|option|choice)(?:\s+is)?\s*+(?::\s*+)?)*+"
 #: A letter at the beginning, perhaps in brackets: B, (b), B. Rome, Option B, The answer is: B) Rome. Not B-cells.
-_LETTER = re.compile(rf"\W*{_NAMED}[(\[{{]?\s*([a-z])\s*(?:[)\]}}.:*]|,(?!\s*[a-z]\b)|\s-\s|$|\n)", re.IGNORECASE)
+_LETTER = re.compile(rf"\W*+{_NAMED}[(\[{{]?\s*+([a-z])\s*(?:[)\]}}.:*]|,(?!\s*[a-z]\b)|\s-\s|$|\n)", re.IGNORECASE)
 #: A capital letter that a sentence names: ... so the answer is B because ...
 _NAMED_LETTER = re.compile(
-    r"(?i:\b(?:answer|option|choice)(?:\s+is)?)\s*:?\s*(?:(?i:option|choice)\s*)?[(\[]?([A-Z])\b"
+    r"(?i:\b(?:answer|option|choice)(?:\s+is)?)\s*+(?::\s*+)?(?:(?i:option|choice)\s*+)?[(\[]?([A-Z])\b"
 )
 _POLARITY = {"yes": True, "true": True, "no": False, "false": False}
 

@@ -21,10 +21,12 @@ _NOT_IN_TEXTS = frozenset({"yes", "no", "true", "false"})
 #: Characters of scripts without spaces count as words.
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")
+#: What excerpts are cut between, with the whitespace after it.
+_TOKEN = re.compile(rf"(?:[{_NO_SPACES}]|[^\s{_NO_SPACES}]+)\s*")
 
 #: A part of a text: first token, end.
 _Window = tuple[int, int]
-#: The normalized words of every token of a text, which is delimited by whitespace.
+#: The normalized words of every token of a text.
 _Tokens = list[list[str]]
 
 
@@ -59,8 +61,9 @@ def gold_text(
     >>> gold_text("p1", "Orla", "Orla is a town. Its bridge was designed by Ena Voss.", ["Ena Voss"]).excerpts
     ('Orla is a town. Its bridge was designed by Ena Voss.',)
     """
-    source = (text.strip() or supporting).split()
-    tokens = [[token.lower()] if token.isascii() and token.isalnum() else words_of(token) for token in source]
+    source = _TOKEN.findall(text.strip() or supporting)
+    plain = map(str.rstrip, source)
+    tokens = [[token.lower()] if token.isascii() and token.isalnum() else words_of(token) for token in plain]
     if not any(tokens):
         return GoldText(passage_id, title)
     titled = words_of(title)
@@ -73,7 +76,7 @@ def gold_text(
     elif contains_any(titled, answers):  # every part of the passage is about the answer
         windows.append(_nearest(tokens, wanted))
     chosen = _chosen(tokens, windows, wanted, 1 if supporting.strip() else _MOST)
-    return GoldText(passage_id, title, tuple(" ".join(source[start:end]) for start, end in chosen))
+    return GoldText(passage_id, title, tuple(" ".join("".join(source[start:end]).split()) for start, end in chosen))
 
 
 def _chosen(tokens: _Tokens, windows: Sequence[_Window], wanted: set[str], most: int) -> list[_Window]:

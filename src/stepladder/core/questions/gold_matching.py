@@ -10,7 +10,9 @@ judge, recall metrics and weak decompositions all use this module. A passage is 
                 not, the passage must contain the answer
     by text     it contains enough of an excerpt of the gold passage, in sequences of three words, and the answer if the
                 excerpt has it. So it does not matter how the other corpus cut the article: of two halves of a gold
-                passage, the one with the answer counts. Titles that differ need a nearly complete excerpt
+                passage, the one with the answer counts. If a title differs or is missing, the excerpt must be nearly
+                complete, except for what a cut took away, and with the name of the gold passage if it has that:
+                articles about two villages of one district have the same words
 
 `excerpts.py` makes the excerpts. Gold passages of which only the id is known are compared by id.
 """
@@ -97,9 +99,29 @@ def _has_text(gold: GoldText, answers: tuple[str, ...], title: str, text: str, s
         if needed > _LIKE_TITLE and len(_sequences(excerpt)) < _DISTINCT:
             continue
         share = _share(excerpt, text, needed)
-        if share >= needed and (share >= _COMPLETE or same_id or not stating or contains_any(text.split(), answers)):
+        if (
+            share >= needed
+            and (share >= _COMPLETE or same_id or not stating or contains_any(text.split(), answers))
+            and (needed <= _LIKE_TITLE or _differs_by_a_cut(gold.title, excerpt, title, text))
+        ):
             return True
     return False
+
+
+def _differs_by_a_cut(gold_title: str, excerpt: str, title: str, text: str) -> bool:
+    """Whether a passage lacks nothing of an excerpt but what is before its first or after its last words."""
+    sequences, words = _sequences(excerpt), text.split()
+    first, last = (f" {' '.join(each)} " for each in (words[:3], words[-3:]))
+    start = sequences.index(first) if first in sequences else 0
+    end = sequences.index(last) + 1 if last in sequences[start:] else len(sequences)
+    share = sum(each in text for each in sequences[start:end]) / (end - start)
+    name, other = (f" {_name(_SUFFIX.sub('', each))} " for each in (gold_title, title))
+    if name in text or name in other:
+        return share >= _OTHER_TITLE
+    # The text does not name what the gold passage is about: where it should, or where it names something else, it is
+    # about that.
+    part = f" {' '.join(words_of(excerpt)[start : end + 2])} "
+    return name not in part and share >= (1 if other in text and other not in part else _OTHER_TITLE)
 
 
 @lru_cache(maxsize=4096)

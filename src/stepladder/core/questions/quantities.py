@@ -1,4 +1,4 @@
-"""Numbers with units in text: "3.5 km", "1,200", "twelve", "2 million".
+"""Numbers with units in text: "3.5 km", "1,200", "1.2e3", "twelve", "2 million".
 
 In: a text. Out: `Quantity`s. Digits may have commas between thousands; words count only if the text has no digits. A
 number may be followed by thousand, million, billion or trillion. Known units are converted into each other; any other
@@ -39,7 +39,7 @@ _UNITS = {
     for form in (name, f"{name}s")
 }
 _NUMBER = re.compile(
-    r"(?<![\w.,])(?P<number>[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?!\d)"
+    r"(?<![\w.,])(?P<number>[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+\b)?)(?!\d)"
     rf"[\s-]*(?P<scale>(?:{'|'.join(_SCALES)})\b)?\s*(?P<unit>%|[a-z]+)?",
     re.IGNORECASE,
 )
@@ -119,6 +119,8 @@ def _spelled(words: list[str]) -> list[Quantity]:
         while place < len(words):
             word = words[place]
             if word in _WORDS:
+                if not _continues(int(part) % 100, _WORDS[word]):  # another number: "one, two"
+                    break
                 part += _WORDS[word]
             elif word == "hundred":
                 part *= 100
@@ -129,3 +131,8 @@ def _spelled(words: list[str]) -> list[Quantity]:
             place += 1
         found.append(Quantity(total + part, _known(words[place]) if place < len(words) else ""))
     return found
+
+
+def _continues(said: int, value: int) -> bool:
+    """Whether a word continues a number whose last two digits are said: "twenty" by "one", "one hundred" by "six"."""
+    return said == 0 or (said >= 20 and said % 10 == 0 and value < 10)

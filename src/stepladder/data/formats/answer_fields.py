@@ -65,23 +65,36 @@ def read_options(line: Line, key: str) -> dict[str, str]:
     if isinstance(value, list):
         value = dict(zip(ascii_uppercase, value)) if len(value) <= len(ascii_uppercase) else None
     found = line.checked(key, value, dict[str, str | int | float], expected)
-    options = {str(name): str(found[name]).strip() for name in sorted(found)}
+    options = {str(name): str(found[name]).strip() for name in sorted(found, key=_in_order)}
     if not 2 <= len(options) <= len(ascii_uppercase) or not all(options.values()):
         raise line.wrong(f"{key!r} should be {expected}, found {preview(line.data.get(key))}")
     return options
 
 
-def right_options(line: Line, options: Mapping[str, str], given: Sequence[object]) -> tuple[str, ...]:
-    """The texts of the options that answers name: by the option's name, by its index from 0, or by its text."""
+def _in_order(name: str) -> tuple[int, str]:
+    """The order of options by their names: 2 before 10."""
+    return len(name), name
+
+
+def right_options(
+    line: Line, options: Mapping[str, str], given: Sequence[object], *, texts_first: bool = False
+) -> tuple[str, ...]:
+    """The texts of the options that answers name: by the option's name, by its index from 0, or by its text.
+
+    `texts_first`: an answer that is also the text of an option means that one, such as the blood group A.
+    """
     texts = list(options.values())
     found: list[str] = []
     for each in given:
-        if isinstance(each, int) and not isinstance(each, bool) and 0 <= each < len(texts):
+        text = str(each).strip()
+        if texts_first and text in texts:
+            found.append(text)
+        elif text in options:
+            found.append(options[text])
+        elif isinstance(each, int) and not isinstance(each, bool) and 0 <= each < len(texts):
             found.append(texts[each])
-        elif str(each).strip() in options:
-            found.append(options[str(each).strip()])
-        elif str(each).strip() in texts:
-            found.append(str(each).strip())
+        elif text in texts:
+            found.append(text)
         else:
             listed = ", ".join(f"{name}. {text}" for name, text in options.items())
             raise line.wrong(f"the answer {preview(each)} is not among the options: {listed}")

@@ -96,7 +96,7 @@ def _question(line: Line, lookup: _Lookup | None) -> Question:
 
 
 def _right_choices(line: Line) -> tuple[str, ...]:
-    value = line.data["golden_answers"]
+    value = line.data.get("golden_answers")
     return right_options(line, read_options(line, "choices"), value if isinstance(value, list) else [value])
 
 

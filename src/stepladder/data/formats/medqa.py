@@ -28,7 +28,13 @@ def _question(number: int, line: Line) -> Question:
     data, options = line.data, read_options(line, "options")
     key = line.id("id") if data.get("id") is not None else str(number)
     given = {name: data[name] for name in ("answer_idx", "answer") if data.get(name) not in (None, "")}
-    answers = {name: right_options(line, options, [value])[0] for name, value in given.items()}
+    answers = {
+        # Next to `answer_idx`, the answer is a text; a number is the text of an option before it is an index.
+        name: right_options(
+            line, options, [value], texts_first=name == "answer" and ("answer_idx" in given or isinstance(value, int))
+        )[0]
+        for name, value in given.items()
+    }
     if len(set(answers.values())) > 1:
         raise line.wrong(f"'answer_idx' is {preview(given['answer_idx'])}, and 'answer' is another option")
     kind = str(data.get("meta_info") or "")

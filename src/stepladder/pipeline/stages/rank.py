@@ -35,6 +35,10 @@ class RankConfig(TreeStageConfig):
     judge: ScorerName = "gold"
     max_concurrent_trees: int = Field(default=256, ge=1)
 
+    @property
+    def uses_gold(self) -> bool:
+        return self.judge == "gold"
+
     def unused(self) -> Mapping[str, str]:
         """Settings of the gold judge."""
         only = "(only the gold judge knows derived steps)"

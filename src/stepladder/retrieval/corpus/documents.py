@@ -148,19 +148,23 @@ def _docx_blocks(path: Path) -> Iterator[tuple[int, str]]:
     import docx
     from docx.table import Table
 
+    levels: dict[str | None, int] = {}  # by style id: looking up a style takes milliseconds
     for each in docx.Document(str(path)).iter_inner_content():
         if isinstance(each, Table):
             yield from ((0, row) for row in _table_rows(each))
         else:
-            level = _heading_level(each)
+            if (style := each._p.style) not in levels:
+                levels[style] = _heading_level(each)
+            level = levels[style]
             yield from ((level, line) for line in ([each.text.strip()] if level else each.text.splitlines()))
         yield 0, ""
 
 
 def _heading_level(paragraph: "Paragraph") -> int:
     """The level of a heading, below the document's title (1); 0 for text."""
-    style = paragraph.style
-    while style is not None:
+    style, seen = paragraph.style, set[str]()
+    while style is not None and style.style_id not in seen:  # styles of a broken file may be based on each other
+        seen.add(style.style_id)
         if style.name == "Title":
             return 1
         if found := _HEADING_STYLE.fullmatch(style.name or ""):
@@ -170,9 +174,22 @@ def _heading_level(paragraph: "Paragraph") -> int:
 
 
 def _table_rows(table: "Table") -> Iterator[str]:
+    """The rows as text. A merged cell is in every row that it spans, once.
+
+    `row.cells` would repeat a cell for every column that it claims to span, and refuse one without a cell to continue.
+    """
+    from docx.table import _Cell
+
+    above: dict[int, str] = {}  # by column
     for row in table.rows:
-        cells = {id(cell._tc): " ".join(cell.text.split()) for cell in row.cells}  # a merged cell only once
-        yield " | ".join(filter(None, cells.values()))
+        column, texts = row.grid_cols_before, list[str]()
+        for cell in row._tr.tc_lst:
+            own = " ".join(_Cell(cell, table).text.split())
+            text = above.get(column, own) if cell.vMerge == "continue" else own
+            texts.append(text)
+            above[column] = text
+            column += cell.grid_span
+        yield " | ".join(filter(None, texts))
 
 
 def _csv_sections(path: Path, watch: Watch) -> Iterator[Section]:
@@ -189,7 +206,10 @@ def _csv_sections(path: Path, watch: Watch) -> Iterator[Section]:
 
 def csv_header(path: Path) -> list[str]:
     """The column names of a CSV file."""
-    return next(csv.reader(text_lines(path, CorpusError), delimiter=csv_delimiter(path)), [])
+    try:
+        return next(csv.reader(text_lines(path, CorpusError), delimiter=csv_delimiter(path)), [])
+    except csv.Error as error:  # line breaks of an old Mac, an endless field
+        raise DocumentError(f"broken, or not CSV: {error}") from error
 
 
 def csv_delimiter(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 In: an HTML file. Out: its blocks, in order: headings with their level, lines of text with level 0, an empty line
 between paragraphs. The page's title is a heading of level 1, up to the first `<h1>`. Scripts, styles,
-navigation, footers and forms are left out. lxml parses without building a tree.
+navigation, footers and the controls of forms are left out. lxml parses without building a tree.
 """
 
 import codecs
@@ -13,12 +13,13 @@ from pathlib import Path
 from stepladder.core.io.jsonl import Watch
 
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
-#: As browsers do: these names mean windows-1252.
-_LATIN = {"ascii", "iso8859-1"}
+#: As browsers do: these names mean another encoding. A declaration that can be read as ASCII is not UTF-16.
+_MEANT = {"ascii": "windows-1252", "iso8859-1": "windows-1252", "gb2312": "gb18030", "gbk": "gb18030"}
+_NOT_MEANT = ("utf-16", "utf-32")
 #: Bytes in which an encoding may be declared, and bytes read at a time.
 _DECLARED, _BLOCK = 4096, 1 << 16
 
-_LEFT_OUT = re.compile("script|style|noscript|template|svg|nav|footer|form|button|select|iframe|object")
+_LEFT_OUT = re.compile("script|style|noscript|template|svg|nav|footer|button|select|textarea|iframe|object")
 _INLINE = re.compile(
     "a|abbr|acronym|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|img|ins|kbd|label|mark|q|s|samp|small|span|strike|"
     "strong|sub|sup|time|tt|u|var|wbr|html|body|head|meta|link"
@@ -62,7 +63,8 @@ def _encoding(path: Path) -> str:
         if declared:
             try:
                 name = codecs.lookup(declared[1].decode("ascii", "replace")).name
-                return "windows-1252" if name in _LATIN else name
+                if not name.startswith(_NOT_MEANT):
+                    return _MEANT.get(name, name)
             except LookupError:
                 pass
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
@@ -103,7 +105,10 @@ class _Page:
             self._end_line()
             self._heading = tag
         elif tag in _CELLS:
-            self._line += [" | "] if "".join(self._line).strip() else []
+            if any(map(str.strip, self._line)):
+                self._line.append(" | ")
+            else:
+                self._line = []
         elif not _INLINE.fullmatch(tag):
             self._end_line(paragraph=_PARAGRAPHS.fullmatch(tag) is not None)
             self._pre += tag == "pre"

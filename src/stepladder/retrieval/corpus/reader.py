@@ -42,6 +42,8 @@ from stepladder.retrieval.corpus.tables import (
 #: Reasons to skip a file.
 _OUTSIDE, _SPECIAL = "links out of the folder", "pipes, sockets, devices or broken links"
 UNREADABLE, OTHERS, UNKNOWN_FORMAT = "unreadable files", "other files", "unknown format"
+#: How the reason of a file begins of which passages were read.
+IN_PART = "read only in part"
 
 
 @dataclass
@@ -156,7 +158,7 @@ class Corpus:
             reason = re.sub(r"^:(\d+):", r"line \1:", cause.removeprefix(str(file))).removeprefix(": ")
             if file == self.path:
                 raise CorpusError(cause if cause.startswith(str(file)) else f"{file}: {cause}") from error
-            self.unread[self.name_of(file)] = f"read only in part: {reason}" if number else reason
+            self.unread[self.name_of(file)] = f"{IN_PART}: {reason}" if number else reason
 
     def _read_text(self, file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
         name, path = self.name_of(file), Path(file.name)

@@ -31,6 +31,7 @@ from stepladder.core.version import __version__
 from stepladder.retrieval.base import ProgressCallback, no_progress
 from stepladder.retrieval.corpus.passage_store import PassageStore
 from stepladder.retrieval.corpus.reader import (
+    IN_PART,
     OTHERS,
     UNKNOWN_FORMAT,
     UNREADABLE,
@@ -149,9 +150,10 @@ class _Merged:
     def __iter__(self) -> Iterator[Passage]:
         self._done = 0
         with closing(PassageStore(self._added)) as added, closing(_Lookup(added)) as new:
-            read = {document_of(passage.id) for passage in added} & self._documents
+            unread = unread_files(self._added)
+            read = self._documents - {name for name, reason in unread.items() if not reason.startswith(IN_PART)}
             earlier = {name: reason for name, reason in self.not_read.items() if name not in read}
-            self.not_read = earlier | unread_files(self._added)
+            self.not_read = earlier | unread
             dropped, duplicates = array("Q"), set[int]()
             for position, passage in enumerate(self._old):
                 self._done = position
