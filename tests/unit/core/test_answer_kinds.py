@@ -73,6 +73,7 @@ def test_a_choice_is_right_or_wrong_in_every_metric() -> None:
     assert [score_question(each, question) for each in ("B", "rome", "A. Paris", "Rome or Paris", None)] == [
         *(RIGHT, RIGHT, WRONG, WRONG, WRONG)
     ]
+    assert score_question(r"Paris is wrong, so \boxed{\text{B}}", question) == RIGHT
     vitamins = Question("q", "Which?", ("A",), options=("B", "A"))  # letters count before texts
     assert [score_question(each, vitamins).em for each in ("A", "B")] == [0, 1]
 
@@ -94,7 +95,15 @@ def test_yes_and_no_are_read_in_sentences() -> None:
         ),
         (
             "1,200",
-            ("1200", "1,200 people", "twelve hundred", "1.2 thousand", "one thousand two hundred"),
+            (
+                "1200",
+                "1,200 people",
+                "1\u202f200",
+                r"It is \boxed{1200}",
+                "twelve hundred",
+                "1.2 thousand",
+                "one thousand two hundred",
+            ),
             ("1,201", "12", ""),
         ),
         ("12", ("twelve", "12.0", "Twelve apostles"), ("twenty", "twelfth", "-12")),

@@ -27,6 +27,8 @@ _LETTER = re.compile(rf"\W*+{_NAMED}[(\[{{]?\s*+([a-z])\s*(?:[)\]}}.:*]|,(?!\s*[
 _NAMED_LETTER = re.compile(
     r"(?i:\b(?:answer|option|choice)(?:\s+is)?)\s*+(?::\s*+)?(?:(?i:option|choice)\s*+)?[(\[]?([A-Z])\b"
 )
+#: The answer in a text with LaTeX: \boxed{B}, \boxed{\text{B}}.
+_BOXED = re.compile(r"\\boxed\s*\{(?:\\[a-z]+\s*\{)?([^{}]*)\}")
 _POLARITY = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -36,6 +38,8 @@ def score_question(prediction: str | None, question: Question) -> AnswerScore:
         raise ValueError("there is no accepted answer to score against")
     if prediction is None:
         return AnswerScore()
+    if question.answer_kind is not AnswerKind.TEXT and (boxed := _BOXED.findall(prediction)):
+        prediction = boxed[-1]
     match question.answer_kind:
         case AnswerKind.TEXT:
             return score_answer(prediction, question.answers)

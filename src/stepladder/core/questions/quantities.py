@@ -38,8 +38,10 @@ _UNITS = {
     for name in names.split()
     for form in (name, f"{name}s")
 }
+#: Between thousands: a comma, or a space that does not break.
+_SEPARATOR = re.compile(r"[,\u00a0\u2009\u202f]")
 _NUMBER = re.compile(
-    r"(?<![\w.,])(?P<number>[-+\u2212]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+\b)?)(?!\d)"
+    rf"(?<![\w.,])(?P<number>[-+\u2212]?(?:\d{{1,3}}(?:{_SEPARATOR.pattern}\d{{3}})+|\d+)(?:\.\d+)?(?:e[-+]?\d+\b)?)(?!\d)"
     rf"[\s-]*(?P<scale>(?:{'|'.join(_SCALES)})\b)?\s*(?P<unit>%|[a-z]+)?",
     re.IGNORECASE,
 )
@@ -99,7 +101,7 @@ def same_amount(prediction: str, answer: str) -> bool:
 
 
 def _quantity(match: re.Match[str]) -> Quantity:
-    value = float(match["number"].replace(",", "").replace("\u2212", "-"))
+    value = float(_SEPARATOR.sub("", match["number"]).replace("\u2212", "-"))
     return Quantity(value * _SCALES.get((match["scale"] or "").lower(), 1.0), _known((match["unit"] or "").lower()))
 
 
