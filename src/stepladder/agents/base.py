@@ -60,6 +60,8 @@ class Agent(ABC):
     answer_mark: ClassVar[str] = ""
     #: How this instance is played. `playing` makes another one.
     play: Play = Play()
+    #: Whether a forced answer is asked for after the slips before it, so that an episode is one sequence.
+    keeps_slips: bool = False
     #: Strings that open an observation, which only the environment writes: text after them is not read.
     observation_openings: ClassVar[tuple[str, ...]] = ()
 
@@ -125,6 +127,12 @@ class Agent(ABC):
         vars(other).update({"play": play} if hint is None else {"play": play, "hint": hint})
         return other
 
+    def in_one_context(self) -> Self:
+        """This agent, with forced answers in the same context as everything before them."""
+        other = copy(self)
+        other.keeps_slips = True
+        return other
+
     @cached_property
     def hint(self) -> str:
         """What the environment says after a slip. It cannot be read as an action."""
@@ -157,12 +165,17 @@ class Agent(ABC):
     def context(self, trajectory: Trajectory, *, forced: bool = False) -> tuple[Segment, ...]:
         """What the policy reads next: the rendering; after a slip a hint; for a `forced` answer a demand for it.
 
-        A demand repeats the question, which long passages may have pushed far away. The context ends with the opening
-        of the turn, if turns are primed.
+        A demand repeats the question, which long passages may have pushed far away. The slips before it are left out:
+        small models repeat them. The context ends with the opening of the turn, if turns are primed.
         """
-        demand = f"{self.demand} The question is: {show_question(trajectory.question)}"
-        note, times = (demand, 1) if forced else (self.hint, _newest_slips(trajectory))
-        return self.opened(with_note(self.render(trajectory), note, times), trajectory, forced=forced)
+        if not forced:
+            context = with_note(self.render(trajectory), self.hint, _newest_slips(trajectory))
+        else:
+            slips = 0 if self.keeps_slips else _newest_slips(trajectory)
+            shown = replace(trajectory, steps=trajectory.steps[: len(trajectory.steps) - slips])
+            demand = f"{self.demand} The question is: {show_question(trajectory.question)}"
+            context = with_note(self.render(shown), demand)
+        return self.opened(context, trajectory, forced=forced)
 
     def opened(self, context: tuple[Segment, ...], trajectory: Trajectory, *, forced: bool) -> tuple[Segment, ...]:
         """A context with the opening of the policy's turn."""
