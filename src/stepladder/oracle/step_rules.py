@@ -204,8 +204,8 @@ class History:
         verdict = self._extraction_of(right) or self._extraction_without(text, stated)
         self.stated |= frozenset(right)
         if verdict is None or verdict.fault in (Fault.WRONG, Fault.DERIVED):
-            says_unknown = _SAYS_UNKNOWN.search(text) is not None
-            self.claims = self.claims.add(text, self.derived_target or self.target, exact=exact, unknown=says_unknown)
+            unknown = self._says_unknown(text)
+            self.claims = self.claims.add(text, self.derived_target or self.target, exact=exact, unknown=unknown)
         return verdict
 
     def _extraction_of(self, right: Sequence[int]) -> Verdict | None:
@@ -225,13 +225,18 @@ class History:
         repeated = [number for number in stated if number in self.stated]
         if repeated:
             return Verdict(Fault.REDUNDANT, repeated[0], f"#{repeated[0]} was stated before")
-        if not stated and _SAYS_UNKNOWN.search(text):
+        if not stated and self._says_unknown(text):
             if self.target in self.retrieved:
                 return Verdict(Fault.WRONG, self.target, f"overlooks what was found for #{self.target}")
             return Verdict(None, self.target, "says that the search did not find it")
         if self.target is None:
             return None  # the query was at fault; the annotation has no answer to it
         return Verdict(Fault.WRONG, self.target, "states nothing that was asked for")
+
+    def _says_unknown(self, text: str) -> bool:
+        """Whether a text says that nothing was found. A title such as "Much Ado About Nothing" was found."""
+        is_title = len(text.split()) > 2 and mentions((text.strip(" ."),), self.found)
+        return _SAYS_UNKNOWN.search(text) is not None and not is_title
 
     def _states(self, text: str, number: int, exact: bool) -> bool:
         """Whether a text gives the answer of a hop; `exact`: and adds nothing but words of the hop."""

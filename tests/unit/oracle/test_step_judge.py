@@ -159,6 +159,8 @@ def test_sub_answers() -> None:
     blind = query("Who designed Orm Tower?", CITY)
     assert last(blind, sub_answer("Ada Tarn")) == "unsupported"
     assert last(blind, sub_answer("The passages don't say.")) == "ok"
+    play = query("Who designed Orm Tower?", replace(CITY, text="Velm has staged Much Ado About Nothing."))
+    assert last(play, sub_answer("Much Ado About Nothing")) == "wrong", "a title"
     assert last(*FIRST, query("Where was Ada Tarn born?", ARCHITECT), sub_answer("Ada Tarn")) == "redundant"
 
 
