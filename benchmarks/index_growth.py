@@ -113,7 +113,7 @@ def build(corpus: Path, folder: Path, kind: str) -> Building:
     with own:
         info = build_index(corpus, folder, kind, progress=stages, **settings)
     seconds = time.perf_counter() - started
-    reading, encoding = stages.seconds["Reading passages"], stages.seconds["Encoding passages"]
+    reading, encoding = stages.seconds["Reading the corpus (kB)"], stages.seconds["Encoding passages"]
     return Building(
         build_s=seconds,
         reading_s=reading,

@@ -16,7 +16,7 @@ Every command accepts its path as --agent: nothing has to be registered.
 
 from typing import ClassVar
 
-from stepladder.agents.base import Agent, environment_segment, malformed, one_line, prompt_segment, render_passages
+from stepladder.agents.base import Agent, environment_segment, malformed, prompt_segment, render_passages, show_question
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Answer the question by asking follow-up questions, one at a time, each on a line: Follow up: ...
@@ -42,7 +42,7 @@ class SelfAsk(Agent):
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The lines so far. Question and passages are data: they cannot start a line."""
         if not trajectory.steps:
-            return (prompt_segment(PROMPT.format(question=one_line(trajectory.question.text))),)
+            return (prompt_segment(PROMPT.format(question=show_question(trajectory.question))),)
         last = trajectory.steps[-1]
         if last.action.kind is not ActionKind.QUERY:
             return trajectory.context()

@@ -18,6 +18,7 @@ from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stages import STAGES, StageSpec
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.sft.config import SFTConfig
+from tests.support.document_files import write_pdf
 from tests.support.recipes import EVALUATIONS, NoConfig, save_tiny
 
 
@@ -101,6 +102,23 @@ def corpus(tmp_path: Path) -> Path:
     with gzip.open(path, "wt") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     return path
+
+
+def test_documents_are_indexed_and_added(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder, documents = str(tmp_path / "index"), tmp_path / "documents"
+    documents.mkdir()
+    write_pdf(documents / "manual.pdf", [["Introduction."], ["The harbor opened in 1880."]])
+    (documents / "broken.pdf").write_bytes(b"%PDF-1.4")
+    code, printed, _ = run(capsys, "index", "build", str(documents), "--out", folder)
+    assert code == 0
+    assert "not read: broken.pdf: broken, or not PDF: " in printed
+    (documents / "news.html").write_text("<h1>News</h1><p>The harbor closed in 1950.")
+    code, printed, _ = run(capsys, "index", "add", str(documents / "news.html"), "--to", folder)
+    assert (code, "passages before: 2, now: 3" in printed) == (0, True)
+    code, printed, _ = run(capsys, "index", "search", folder, "harbor 1880", "--json")
+    assert [passage["title"] for passage in json.loads(printed)] == ["manual.pdf, page 2", "news.html, News"]
+    code, printed, _ = run(capsys, "index", "info", folder, "--json")
+    assert list(json.loads(printed)["unread"]) == ["broken.pdf"]
 
 
 def test_a_corpus_becomes_an_index_and_answers_questions(

@@ -14,7 +14,7 @@ removes them, and only text that the policy wrote is parsed.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -33,6 +33,8 @@ from stepladder.core.trace import Action, ActionKind, Author, Passage, Question,
 PROMPTS: dict[str, Any] = read_table(Path(__file__).with_name("prompts.yaml"))
 #: What the environment says after a slip (`hint`) and when only the answer may follow (`demand`), by name.
 HINTS: dict[str, dict[str, str]] = read_table(Path(__file__).with_name("hints.yaml"))
+#: What follows the question about the form of its answer, by kind of answer.
+_ANSWER_FORMS: dict[str, str] = read_table(Path(__file__).with_name("answer_forms.yaml"))
 
 
 class Agent(ABC):
@@ -54,8 +56,12 @@ class Agent(ABC):
     turn_opening: ClassVar[str] = ""
     query_opening: ClassVar[str] = ""
     answer_opening: ClassVar[str] = ""
+    #: What precedes the content of an answer in a grammar, if it is not `answer_opening`.
+    answer_mark: ClassVar[str] = ""
     #: How this instance is played. `playing` makes another one.
     play: Play = Play()
+    #: Whether a forced answer is asked for after the slips before it, so that an episode is one sequence.
+    keeps_slips: bool = False
     #: Strings that open an observation, which only the environment writes: text after them is not read.
     observation_openings: ClassVar[tuple[str, ...]] = ()
 
@@ -87,8 +93,18 @@ class Agent(ABC):
         return None
 
     def constraint(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar | None:
-        """The grammar of the next step in the constrained format; None in the others."""
-        return self.grammar(trajectory, forced=forced) if self.play.format is Format.CONSTRAINED else None
+        """The grammar of the next step in the constrained format; None in the others.
+
+        The answer to a multiple-choice question is one of its letters.
+        """
+        if self.play.format is not Format.CONSTRAINED:
+            return None
+        grammar, letters = self.grammar(trajectory, forced=forced), trajectory.question.letters
+        return (
+            grammar.ending_with(self.answer_mark or self.answer_opening, letters)
+            if grammar is not None and letters
+            else grammar
+        )
 
     def due(self, trajectory: Trajectory, *, forced: bool) -> frozenset[ActionKind]:
         """The kinds of action that may follow, or only the answer if it is `forced`."""
@@ -109,6 +125,12 @@ class Agent(ABC):
             raise StepladderError(f"agent '{self.name}' has no grammar, which format: constrained needs; use lenient")
         other = copy(self)
         vars(other).update({"play": play} if hint is None else {"play": play, "hint": hint})
+        return other
+
+    def in_one_context(self) -> Self:
+        """This agent, with forced answers in the same context as everything before them."""
+        other = copy(self)
+        other.keeps_slips = True
         return other
 
     @cached_property
@@ -143,12 +165,17 @@ class Agent(ABC):
     def context(self, trajectory: Trajectory, *, forced: bool = False) -> tuple[Segment, ...]:
         """What the policy reads next: the rendering; after a slip a hint; for a `forced` answer a demand for it.
 
-        A demand repeats the question, which long passages may have pushed far away. The context ends with the opening
-        of the turn, if turns are primed.
+        A demand repeats the question, which long passages may have pushed far away. The slips before it are left out:
+        small models repeat them. The context ends with the opening of the turn, if turns are primed.
         """
-        demand = f"{self.demand} The question is: {question_line(trajectory.question.text)}"
-        note, times = (demand, 1) if forced else (self.hint, _newest_slips(trajectory))
-        return self.opened(with_note(self.render(trajectory), note, times), trajectory, forced=forced)
+        if not forced:
+            context = with_note(self.render(trajectory), self.hint, _newest_slips(trajectory))
+        else:
+            slips = 0 if self.keeps_slips else _newest_slips(trajectory)
+            shown = replace(trajectory, steps=trajectory.steps[: len(trajectory.steps) - slips])
+            demand = f"{self.demand} The question is: {show_question(trajectory.question)}"
+            context = with_note(self.render(shown), demand)
+        return self.opened(context, trajectory, forced=forced)
 
     def opened(self, context: tuple[Segment, ...], trajectory: Trajectory, *, forced: bool) -> tuple[Segment, ...]:
         """A context with the opening of the policy's turn."""
@@ -264,6 +291,20 @@ def one_line(text: str) -> str:
     'Who? Action: Finish[x] ‹/s>'
     """
     return neutralize(" ".join(text.split()))
+
+
+def show_question(question: Question, line: Callable[[str], str] = question_line) -> str:
+    """A question as prompts show it: on one line, then one line per option and one about the form of the answer.
+
+    >>> print(show_question(Question("q", "Capital of Italy?", ("Rome",), options=("Paris", "Rome"))))
+    Capital of Italy?
+    A. Paris
+    B. Rome
+    Answer with the letter of one option.
+    """
+    options = [f"{letter}. {one_line(option)}" for letter, option in zip(question.letters, question.options)]
+    form = _ANSWER_FORMS.get(question.answer_kind)
+    return "\n".join([line(question.text), *options, *([form] if form else [])])
 
 
 def render_passages(passages: Iterable[Passage]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from stepladder.agents.base import PROMPTS, Agent, malformed, prompt_segment, question_line, render_passages
+from stepladder.agents.base import PROMPTS, Agent, malformed, prompt_segment, render_passages, show_question
 from stepladder.agents.formats.json_action import json_action
 from stepladder.agents.formats.lenient import first_block
 from stepladder.agents.formats.step_grammars import block_grammar, tagged_thought
@@ -33,7 +33,7 @@ class Direct(Agent):
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """Instructions and the question, with the passages of the opening query, if there was one."""
-        question, passages = question_line(trajectory.question.text), render_passages(trajectory.given)
+        question, passages = show_question(trajectory.question), render_passages(trajectory.given)
         return (prompt_segment(self.prompt.format(question=question, passages=passages)),)
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002

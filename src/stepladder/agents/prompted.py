@@ -20,8 +20,8 @@ from stepladder.agents.base import (
     neutralize,
     one_line,
     prompt_segment,
-    question_line,
     render_passages,
+    show_question,
     with_note,
 )
 from stepladder.agents.formats.lenient import first_block
@@ -135,7 +135,7 @@ class PromptedAgent(TaggedAgent):
 
     def render_question(self, trajectory: Trajectory) -> str:
         """The question as prompts show it."""
-        return question_line(trajectory.question.text)
+        return show_question(trajectory.question)
 
     def render_action(self, action: Action) -> str:
         """An action of an earlier step as the history shows it: with no tags but its own, on one line per part."""

@@ -23,6 +23,7 @@ from stepladder.agents.base import (
     one_line,
     prompt_segment,
     render_passages,
+    show_question,
 )
 from stepladder.agents.formats.json_action import json_action
 from stepladder.agents.formats.step_grammars import line_grammar
@@ -80,7 +81,7 @@ class ReAct(Agent):
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The transcript so far, with the observation of the last search appended."""
         if not trajectory.steps:
-            return (prompt_segment(self.prompt.format(question=one_line(trajectory.question.text))),)
+            return (prompt_segment(self.prompt.format(question=show_question(trajectory.question, one_line))),)
         last = trajectory.steps[-1]
         if last.action.kind is not ActionKind.QUERY:  # a slip
             return trajectory.context()

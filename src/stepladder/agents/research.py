@@ -14,7 +14,7 @@ valid JSON (a code fence, a trailing comma, a missing bracket) is repaired. What
 import json
 from typing import ClassVar
 
-from stepladder.agents.base import PROMPTS, brief, malformed, one_line
+from stepladder.agents.base import PROMPTS, brief, malformed, one_line, show_question
 from stepladder.agents.formats.json_action import is_query, json_action, read_object
 from stepladder.agents.formats.step_grammars import json_grammar
 from stepladder.agents.prompted import PASSAGES_TAG, PromptedAgent, Prompts, State
@@ -48,6 +48,7 @@ class ReSearch(PromptedAgent):
     stops: ClassVar[tuple[str, ...]] = ("}\n",)
     remembers_thoughts: ClassVar[bool] = False
     answer_opening: ClassVar[str] = ""
+    answer_mark: ClassVar[str] = '"answer": "'
 
     def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar:
         """An object with the fields of one of the actions that may follow."""
@@ -56,8 +57,8 @@ class ReSearch(PromptedAgent):
         return json_grammar([*objects, ("answer",)] if due == {ActionKind.ANSWER} else objects)
 
     def render_question(self, trajectory: Trajectory) -> str:
-        """On one line, because the history has one entry per line."""
-        return one_line(trajectory.question.text)
+        """On one line, because the history has one entry per line; options have lines of their own."""
+        return show_question(trajectory.question, one_line)
 
     def render_action(self, action: Action) -> str:
         """A query or its result, on one line."""

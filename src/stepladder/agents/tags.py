@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from stepladder.agents.base import Agent, environment_segment, malformed, prompt_segment, question_line, render_passages
+from stepladder.agents.base import Agent, environment_segment, malformed, prompt_segment, render_passages, show_question
 from stepladder.agents.formats.lenient import first_block
 from stepladder.agents.formats.step_grammars import block_grammar, tagged_thought
 from stepladder.core.grammars.grammar import Grammar
@@ -120,7 +120,7 @@ class TranscriptAgent(TaggedAgent):
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The transcript so far, with the passages of the last query appended."""
         if not trajectory.steps:
-            return (prompt_segment(self.prompt.format(question=question_line(trajectory.question.text))),)
+            return (prompt_segment(self.prompt.format(question=show_question(trajectory.question))),)
         context = trajectory.context()
         last = trajectory.steps[-1]
         if last.action.kind is ActionKind.QUERY:

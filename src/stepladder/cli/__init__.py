@@ -11,6 +11,7 @@ explore.py        explore, pairs
 reports.py        report, tree, compare, study
 export.py         export, adapter
 index.py          index build, search, info, check
+data.py           data get, list
 serve.py          serve, serve-agent
 demo.py, doctor.py
 """
@@ -22,6 +23,7 @@ from typing import Annotated
 import typer
 
 from stepladder.cli.ask_eval import ask_command, eval_command
+from stepladder.cli.data import app as data_app
 from stepladder.cli.declarations import ERR, say
 from stepladder.cli.demo import demo_command
 from stepladder.cli.doctor import doctor_command
@@ -57,6 +59,7 @@ for command in (
     app.command(name=command.__name__.removesuffix("_command").replace("_", "-"))(command)
 app.add_typer(train_app, name="train")
 app.add_typer(index_app, name="index")
+app.add_typer(data_app, name="data")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -48,6 +48,7 @@ from stepladder.evaluation.evaluator import (
 )
 from stepladder.explore.episode import watch_states
 from stepladder.judges.llm.config import LLMJudgeConfig
+from stepladder.pipeline.episodes import report_gold
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import is_run
 from stepladder.reporting.eval_table import UPPER_BOUND, comparison_line, print_summary
@@ -156,6 +157,7 @@ def eval_command(
     if index is not None and run is None and options.data is None:
         _check_corpus(context, index)
     index_info = retriever_info(index) if index is not None else None  # now: a server may be gone after the evaluation
+    report_gold(context, questions, labels=setup.guide is not None and setup.guide.by == "gold")
     # Beside the evaluation, which is written at the end: a run that was killed has paid for its replies.
     paid = out.with_name(f"{out.name}.paid") if out is not None else None
     with setup.driver(folder=paid) as driver, Progress("Evaluating", len(questions)) as watch:

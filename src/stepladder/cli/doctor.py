@@ -22,6 +22,7 @@ from stepladder.core.version import __version__
 #: Extras and what they add.
 EXTRAS = {
     "dense": "encoders and FAISS",
+    "documents": "PDF, HTML and DOCX files",
     "vllm": "vLLM",
     "ray": "Ray",
     "milvus": "Milvus, embedded and client",

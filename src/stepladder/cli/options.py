@@ -15,6 +15,7 @@ from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, PUBLISHED
 from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.runner import StaleStage
+from stepladder.retrieval.hybrid import RANK_CONSTANT
 
 DEFAULTS = SharedConfig()
 #: Values of --agent and of --model.
@@ -57,7 +58,11 @@ RunToExtend = Annotated[Path, path_option("DIR", "The run to add the stage to.")
 DataName = Annotated[str | None, option("NAME", _DATA, DEFAULTS.data.name)]
 IndexName = Annotated[
     str | None,
-    option("INDEX", "Index folder, or URLs of search servers joined by commas.", "the passages of the data set"),
+    option(
+        "INDEX",
+        "Index folder, or URLs of search servers joined by commas; several joined by + are fused.",
+        "the passages of the data set",
+    ),
 ]
 TopK = Annotated[int, option("N", _TOPK, flags="-k --topk", min=1)]
 SharedTopK = Annotated[int | None, option("N", _TOPK, DEFAULTS.search.k, flags="-k --topk", min=1)]
@@ -65,6 +70,15 @@ Seed = Annotated[int, option("N", "Random seed.")]
 WorldSeed = Annotated[int, option("N", _WORLD_SEED)]
 SharedWorldSeed = Annotated[int | None, option("N", _WORLD_SEED, DEFAULTS.data.world_seed)]
 Rerank = Annotated[str | None, option("NAME", "A cross-encoder that reranks the results.", "no reranking")]
+Fuse = Annotated[
+    Literal["ranks", "scores"] | None,
+    option(
+        "NAME",
+        "How several indexes are joined: ranks (reciprocal rank fusion) or scores (normalized).",
+        "ranks; scores for one folder such as bm25+hnsw",
+    ),
+]
+RankConstant = Annotated[int | None, option("N", "The constant of rank fusion.", RANK_CONSTANT, min=0)]
 RunOut = Annotated[Path, path_option("DIR", "Run folder.", flags="--out")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -10,23 +10,34 @@ from typing import Annotated, Any
 import typer
 
 from stepladder.cli.agent_options import AgentOptions, AgentSetup, GuideOptions, SamplingOptions
-from stepladder.cli.declarations import ERR, OptionGroup, argument, listed, option, path_option, say, takes_groups
+from stepladder.cli.declarations import (
+    ERR,
+    OptionGroup,
+    argument,
+    given,
+    listed,
+    option,
+    path_option,
+    say,
+    takes_groups,
+)
 from stepladder.cli.index import load_passages
-from stepladder.cli.options import Rerank, RunPath, WorldSeed
+from stepladder.cli.options import Fuse, RankConstant, Rerank, RunPath, WorldSeed
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.auth_token import read_token
-from stepladder.core.io.files import expand_path
+from stepladder.core.io.masking import hide
 from stepladder.core.requests import Algorithm, Sampling
 from stepladder.core.trace import Question, Trajectory
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, is_dataset_name
 from stepladder.pipeline.resources import ORACLE
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import load_retriever, with_reranker
+from stepladder.retrieval.factory import load_retriever, retriever_info, with_reranker
+from stepladder.retrieval.hybrid import FusionConfig
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import passages_checksum
-from stepladder.retrieval.index.manifest import IndexInfo, index_info
+from stepladder.retrieval.index.manifest import IndexInfo
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.server_configs import AgentServerConfig, ServerConfig
 
@@ -35,7 +46,7 @@ _LIMITS = {
     "topk": "Passages per query if the request does not set it.",
     "max_topk": "Maximum passages per query.",
     "max_queries": "Maximum queries per request.",
-    "max_characters": "Maximum characters per query or question.",
+    "max_characters": "Maximum characters per query (longer ones are truncated) or question.",
     "max_connections": "Maximum open connections.",
     "max_header_bytes": "Maximum bytes of a request's headers.",
     "header_seconds": "Timeout for receiving a request's headers, in seconds.",
@@ -83,10 +94,14 @@ _PORT = option("N", "Port; 0 takes a free one.", min=0, max=65535, rich_help_pan
 @takes_groups
 def serve_command(
     *,
-    index: Annotated[str, argument("INDEX", f"Index folder, or data sets: {listed(DATA_SETS)}, hotpotqa ...")],
+    index: Annotated[
+        str, argument("INDEX", f"Index folder, several joined by +, or data sets: {listed(DATA_SETS)}, hotpotqa ...")
+    ],
     port: Annotated[int, _PORT] = 8000,
-    device: Annotated[str, option("NAME", "Device of the query encoder: cpu, auto, cuda.")] = "cpu",
+    device: Annotated[str, option("NAME", "Device of the query encoder and of GPU FAISS: cpu, auto, cuda.")] = "cpu",
     rerank: Rerank = None,
+    fusion: Fuse = None,
+    rank_constant: RankConstant = None,
     world_seed: WorldSeed = 0,
     listen: ListenOptions,
     limits: Annotated[ServerConfig, _LIMITS],
@@ -95,12 +110,15 @@ def serve_command(
     from stepladder.serve.search.search_server import serve  # imports the HTTP libraries
 
     settings = ServerConfig.read({**limits.model_dump(), "token": read_token(listen.token_file)})
-    retriever, info = _open_index(index, world_seed, device, rerank)
+    fused = FusionConfig.read(given(fusion=fusion, rank_constant=rank_constant))
+    retriever, info = _open_index(index, world_seed, device, rerank, fused)
     with closing(retriever):
         serve(retriever, settings, asdict(info), **listen.arguments(port, f"{index}, {info.passages:,} passages"))
 
 
-def _open_index(index: str, world_seed: int, device: str, rerank: str | None) -> tuple[Retriever, IndexInfo]:
+def _open_index(
+    index: str, world_seed: int, device: str, rerank: str | None, fusion: FusionConfig
+) -> tuple[Retriever, IndexInfo]:
     """A retriever, and what `/info` returns about it. The index of a data set is built in memory."""
     retriever: Retriever
     if is_dataset_name(index):
@@ -108,9 +126,10 @@ def _open_index(index: str, world_seed: int, device: str, rerank: str | None) ->
         retriever = with_reranker(BM25Index.from_passages(passages), rerank, device)
         info = IndexInfo("bm25", len(passages), {"world_seed": world_seed}, index, "", passages_checksum(passages), {})
     else:
-        retriever = load_retriever(index, device=device, rerank=rerank)
-        info = index_info(expand_path(index))
-    return retriever, replace(info, settings={**info.settings, "rerank": rerank}) if rerank else info
+        retriever = load_retriever(index, device=device, rerank=rerank, fusion=fusion)
+        info = retriever_info(index) or IndexInfo("remote", 0, {}, hide(index), "", "", {})
+    changes = given(rerank=rerank, fusion=fusion.fusion, rank_constant=fusion.rank_constant)
+    return retriever, replace(info, settings={**info.settings, **changes}) if changes else info
 
 
 @takes_groups

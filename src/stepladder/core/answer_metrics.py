@@ -1,105 +1,28 @@
 """Answer metrics (EM, F1) and episode metrics.
 
 In: a prediction and the accepted answers, or a finished `Trajectory`. Out: numbers. `score` returns all metrics of one
-question as a `QuestionScore`; means, intervals and tests over questions are in evaluation/statistics.py.
-
-Exact match, F1, precision and recall follow HotpotQA's official script (`hotpot_evaluate_v1.py`), including its edge
-cases: yes, no and noanswer get no partial credit, and an answer of only articles and punctuation ("The The") can match
-exactly but has F1 0.
+question as a `QuestionScore`; means, intervals and tests over questions are in evaluation/statistics.py. The metrics of
+texts are in questions/answer_text.py, those of choices, lists, numbers, yes and no in questions/answer_kinds.py:
+`score_question` uses the one that fits the question.
 """
 
-import re
-import string
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 
 from pydantic import ConfigDict
 
-from stepladder.core.trace import Question, StopReason, Trajectory
-
-_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-#: Answers that have no partial credit.
-_ALL_OR_NOTHING = frozenset({"yes", "no", "noanswer"})
-
-
-# --- Answers --------------------------------------------------------------------------------------------
-
-
-@lru_cache(4096)
-def normalize(text: str) -> str:
-    """Lower-case, remove ASCII punctuation, remove articles, collapse whitespace; in that order.
-
-    >>> normalize("The  Tower, of an U.S.A. town")
-    'tower of usa town'
-    """
-    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerScore:
-    """Metrics of a prediction against the accepted answers, each between 0 and 1."""
-
-    em: float = 0.0
-    f1: float = 0.0
-    precision: float = 0.0
-    recall: float = 0.0
-    cover_em: float = 0.0
-
-
-def token_overlap(prediction: str, answer: str) -> tuple[float, float, float]:
-    """Token-level F1, precision and recall, repeats counted.
-
-    >>> token_overlap("the tower of London", "Tower Bridge, London")
-    (0.6666666666666666, 0.6666666666666666, 0.6666666666666666)
-    """
-    predicted, accepted = normalize(prediction), normalize(answer)
-    if predicted != accepted and not _ALL_OR_NOTHING.isdisjoint((predicted, accepted)):
-        return 0.0, 0.0, 0.0
-    predicted_tokens, accepted_tokens = predicted.split(), accepted.split()
-    shared = (Counter(predicted_tokens) & Counter(accepted_tokens)).total()
-    if shared == 0:
-        return 0.0, 0.0, 0.0
-    precision, recall = shared / len(predicted_tokens), shared / len(accepted_tokens)
-    return 2 * precision * recall / (precision + recall), precision, recall
-
-
-def covers(prediction: str, answer: str) -> bool:
-    """Whether the answer occurs in the prediction as a sequence of whole tokens, both normalized.
-
-    >>> covers("It was built in 1889.", "1889"), covers("It was built in 18890.", "1889")
-    (True, False)
-    """
-    return f" {normalize(answer)} " in f" {normalize(prediction)} "
-
-
-def score_answer(prediction: str | None, answers: Sequence[str]) -> AnswerScore:
-    """The best match over the accepted answers; no prediction scores 0.
-
-    F1, precision and recall are those of the answer with the best F1 (the first in a tie). Exact match and cover-EM
-    are 1 if any accepted answer matches.
-
-    >>> score_answer("Edson", ("Edson Arantes do Nascimento", "Pelé")).precision
-    1.0
-    """
-    if not answers:
-        raise ValueError("there is no accepted answer to score against")
-    if prediction is None:
-        return AnswerScore()
-    f1, precision, recall = max((token_overlap(prediction, each) for each in answers), key=lambda best: best[0])
-    return AnswerScore(
-        em=float(any(normalize(prediction) == normalize(each) for each in answers)),
-        f1=f1,
-        precision=precision,
-        recall=recall,
-        cover_em=float(any(covers(prediction, each) for each in answers)),
-    )
-
-
-# --- Trajectories ---------------------------------------------------------------------------------------
+from stepladder.core.questions.answer_kinds import score_question as score_question
+from stepladder.core.questions.answer_text import (
+    AnswerScore as AnswerScore,
+    covers as covers,
+    normalize as normalize,
+    score_answer as score_answer,
+    token_overlap as token_overlap,
+)
+from stepladder.core.questions.gold_matching import gold_found
+from stepladder.core.questions.question import AnswerKind
+from stepladder.core.trace import Passage, Question, StopReason, Trajectory
 
 
 class Miss(StrEnum):
@@ -154,6 +77,8 @@ class QuestionScore:
     searches_made: int | None = None
     #: The error, for episodes that failed or were cancelled.
     failure: str = ""
+    #: The kind of its answer. Written only where it is not a text.
+    answer_kind: AnswerKind = AnswerKind.TEXT
 
     @property
     def miss(self) -> Miss | None:
@@ -178,7 +103,7 @@ def score(trajectory: Trajectory) -> QuestionScore:
     question = trajectory.question
     if trajectory.stop is None:
         raise ValueError(f"the trajectory of question {question.id!r} has not ended; only finished ones have a score")
-    answer = score_answer(trajectory.answer, question.answers)
+    answer = score_question(trajectory.answer, question)
     searches = len(trajectory.queries) + bool(trajectory.given)
     excess = searches - question.searches_needed
     return QuestionScore(
@@ -188,7 +113,7 @@ def score(trajectory: Trajectory) -> QuestionScore:
         prediction=trajectory.answer,
         stop=trajectory.stop,
         **asdict(answer),
-        gold_recall=gold_recall(question, {passage.id for passage in trajectory.found}),
+        gold_recall=gold_recall(question, trajectory.found),
         steps=len(trajectory.steps),
         searches=searches,
         redundant_queries=len(trajectory.queries) - len({normalize(query) for query in trajectory.queries}),
@@ -199,6 +124,7 @@ def score(trajectory: Trajectory) -> QuestionScore:
         forced=int(trajectory.stop is StopReason.FORCED),
         tokens_read=sum(step.usage.read for step in trajectory.steps),
         tokens_written=sum(step.usage.written for step in trajectory.steps),
+        answer_kind=question.answer_kind,
     )
 
 
@@ -209,7 +135,7 @@ def failed_score(question: Question, stop: StopReason, reason: str) -> QuestionS
     return replace(score(Trajectory(question, "", stop=stop)), failure=reason)
 
 
-def gold_recall(question: Question, found: set[str] | frozenset[str]) -> float | None:
-    """Share of the question's gold passages with an id among those found; None without gold passages."""
-    groups = question.gold_passages
-    return sum(not found.isdisjoint(group) for group in groups) / len(groups) if groups else None
+def gold_recall(question: Question, found: Sequence[Passage]) -> float | None:
+    """Share of the question's gold passages that are among those found, in any index; None without gold passages."""
+    hits = gold_found(question, found)
+    return sum(hits) / len(hits) if hits else None

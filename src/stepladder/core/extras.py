@@ -1,9 +1,10 @@
-"""The pip commands that install optional dependencies.
+"""The pip commands that install optional dependencies, and the versions of installed ones.
 
 In: the name of an extra. Out: the command to type, for this checkout or for the installed package.
 """
 
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -18,3 +19,15 @@ def install_command(extra: str = "") -> str:
     if (root / "constraints.txt").is_file():
         return f"{pip} -c {root}/constraints.txt -e '{root}{suffix}'"
     return f"{pip} 'stepladder{suffix}'"
+
+
+def library_version(distribution: str) -> str:
+    """The version of a library; "unknown" if it is installed under another name, such as conda's.
+
+    >>> library_version("no-such-distribution")
+    'unknown'
+    """
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "unknown"

@@ -6,8 +6,8 @@ on a scripted engine in a test and on a cluster.
     request     reply
     Generate    Generation: the generated text with token ids and log-probs
     Retrieve    tuple[Passage, ...]: best first
-    Score       tuple[float, ...]: for each step of the trajectory, the probability that it is good
-    Rank        tuple[float, ...]: for each trajectory, the value of its newest step among those of the others
+    Score       tuple[float | None, ...]: for each step, the probability that it is good; None if it is not judged
+    Rank        tuple[float | None, ...]: for each trajectory, the value of its newest step among those of the others
 
 A list of requests gets a list of replies in the same order; if one fails, its error is raised. `BestEffort` gets
 replies and errors side by side, for algorithms that tolerate failed requests.

@@ -1,21 +1,27 @@
 """The contract of step scorers: anything that grades the steps of a trajectory.
 
 In: trajectories. Out: for each trajectory one probability per step that the step is good (`score`), or the logits
-(`score_logits`). Process reward models (judges/prm), the gold judge (oracle) and LLM judges (judges/llm) implement it.
-`check_step_scorer` tests an implementation against the contract.
+(`score_logits`). A step that the scorer cannot judge has None, which is neither good nor bad: it gets no advantage,
+passes every threshold and makes no pair. Process reward models (judges/prm), the gold judge (oracle) and LLM judges
+(judges/llm) implement it. `check_step_scorer` tests an implementation against the contract.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 from stepladder.core.errors import expect
 from stepladder.core.trace import Trajectory
 
-#: The result for one trajectory: one number per step, or why there is none.
-StepScores = tuple[float, ...] | Exception
+#: The result for one trajectory: one number per step, None for a step that is not judged; or why there is no result.
+StepScores = tuple[float | None, ...] | Exception
+#: How the gold judge counts a step that follows faithfully from an earlier error (oracle/step_verdicts.py): not at all,
+#: as a good step, or as a faulty one.
+Derived = Literal["unjudged", "good", "faulty"]
+#: The probability that takes the place of None where a number is needed.
+NEUTRAL = 0.5
 #: Probabilities are clipped to [_CLIP, 1 - _CLIP] before they become logits.
 _CLIP = 1e-6
 
@@ -30,11 +36,14 @@ class StepScorer(ABC):
 
     @abstractmethod
     def score(self, trajectories: Sequence[Trajectory]) -> Sequence[StepScores]:
-        """For each trajectory one probability per step, or the error that prevented it."""
+        """For each trajectory one probability per step (None: not judged), or the error that prevented it."""
 
     def score_logits(self, trajectories: Sequence[Trajectory]) -> Sequence[StepScores]:
         """For each trajectory one logit per step, or an error; by default the inverse sigmoid of `score`."""
-        return [each if isinstance(each, Exception) else tuple(map(logit, each)) for each in self.score(trajectories)]
+        return [
+            each if isinstance(each, Exception) else tuple(None if p is None else logit(p) for p in each)
+            for each in self.score(trajectories)
+        ]
 
     def rank(self, groups: Sequence[Sequence[Trajectory]]) -> Sequence[StepScores]:
         """For each group of trajectories from one state, the values of their newest steps; by default their scores."""
@@ -73,7 +82,7 @@ def logit(probability: float) -> float:
     return math.log(clipped / (1 - clipped))
 
 
-def raise_errors(results: Sequence[StepScores]) -> list[tuple[float, ...]]:
+def raise_errors(results: Sequence[StepScores]) -> list[tuple[float | None, ...]]:
     """The scores of every trajectory; raises the first error among them."""
     for result in results:
         if isinstance(result, Exception):
@@ -97,8 +106,11 @@ def check_step_scorer(scorer: StepScorer, trajectories: Sequence[Trajectory], *,
     scores = _checked(trajectories, scorer.score(trajectories))
     logits = _checked(trajectories, scorer.score_logits(trajectories))
     for own, beside in zip(scores, logits):
-        expect(all(0 <= value <= 1 for value in own), f"scores must be probabilities between 0 and 1: {own}")
-        same_side = all((p - 0.5) * x >= 0 or min(abs(p - 0.5), abs(x)) <= tolerance for p, x in zip(own, beside))
+        unjudged = [p is None for p in own]
+        expect(unjudged == [x is None for x in beside], f"a step has a score or a logit, not both: {own}, {beside}")
+        judged = [(p, x) for p, x in zip(own, beside) if p is not None and x is not None]
+        expect(all(0 <= p <= 1 for p, _ in judged), f"scores must be probabilities between 0 and 1: {own}")
+        same_side = all((p - 0.5) * x >= 0 or min(abs(p - 0.5), abs(x)) <= tolerance for p, x in judged)
         expect(same_side, f"a logit must be above 0 where its probability is above 0.5: {own}, {beside}")
     alone = [_checked([each], scorer.score([each]))[0] for each in trajectories]
     _expect_same(scores, alone, "depends on its batch", tolerance)
@@ -110,19 +122,25 @@ def check_step_scorer(scorer: StepScorer, trajectories: Sequence[Trajectory], *,
                 _expect_same(scores, _checked(trajectories, found), "depends on concurrent calls", tolerance)
 
 
-def _checked(trajectories: Sequence[Trajectory], results: Sequence[StepScores]) -> list[tuple[float, ...]]:
+def _checked(trajectories: Sequence[Trajectory], results: Sequence[StepScores]) -> list[tuple[float | None, ...]]:
     expect(len(results) == len(trajectories), f"{len(trajectories)} trajectories gave {len(results)} results")
     for trajectory, found in zip(trajectories, results):
         expect(isinstance(found, tuple), f"a result is not a tuple with one number per step: {found!r}")
         about = f"a trajectory of {len(trajectory.steps)} steps got {found!r}"
         expect(len(found) == len(trajectory.steps), about)  # type: ignore[arg-type]
-        expect(all(map(math.isfinite, found)), about)  # type: ignore[arg-type]
+        expect(all(each is None or math.isfinite(each) for each in found), about)  # type: ignore[union-attr]
     return raise_errors(results)
 
 
 def _expect_same(
-    expected: Sequence[tuple[float, ...]], found: Sequence[tuple[float, ...]], problem: str, tolerance: float
+    expected: Sequence[tuple[float | None, ...]],
+    found: Sequence[tuple[float | None, ...]],
+    problem: str,
+    tolerance: float,
 ) -> None:
     for ours, theirs in zip(expected, found, strict=True):
-        same = all(math.isclose(a, b, abs_tol=tolerance) for a, b in zip(ours, theirs, strict=True))
+        same = all(
+            a is b or (a is not None and b is not None and math.isclose(a, b, abs_tol=tolerance))
+            for a, b in zip(ours, theirs, strict=True)
+        )
         expect(same, f"a score {problem}: {ours}, {theirs}")

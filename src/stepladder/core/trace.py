@@ -3,6 +3,8 @@
 All other modules produce or consume these frozen records (io/records.py reads and writes them as JSON):
 
     Question, Hop          a question with its accepted answers and, where known, its gold decomposition
+    AnswerKind             what its answer is: a text, a choice, yes or no, a number, a list
+    GoldText               what identifies a gold passage in any index (questions/question.py has these four)
     Passage                a passage of the corpus
     Segment, Author        tokens and their author: prompt, policy or environment
     Action, ActionKind     the policy's decision in one step, parsed from its text
@@ -23,56 +25,17 @@ from typing import Annotated
 from pydantic import Field
 
 from stepladder.core.display import Showable, shortened
+from stepladder.core.questions.question import (
+    AnswerKind as AnswerKind,
+    GoldText as GoldText,
+    Hop as Hop,
+    Question as Question,
+)
 from stepladder.core.unicode import repair
 
 
 class TraceError(ValueError):
     """A record that this version of Stepladder cannot have written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One hop of a gold decomposition. `#1`, `#2` in the question refer to the answers of earlier hops."""
-
-    question: str
-    answer: str
-    #: Ids of passages that state the answer; empty when the hop is a conclusion that needs no search.
-    passages: tuple[str, ...] = ()
-    #: Other accepted forms of the answer.
-    aliases: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        repair(self, "question", "answer", "passages", "aliases")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Question:
-    """A question with its accepted answers and the gold annotations of its data set."""
-
-    id: str
-    text: str
-    #: Accepted answers: the first is canonical, the others are aliases. Empty when no answer is known.
-    answers: tuple[str, ...]
-    hops: tuple[Hop, ...] = ()
-    #: One group of ids per gold passage; any id of a group counts as a hit.
-    gold_passages: tuple[tuple[str, ...], ...] = ()
-    #: Question type in its data set: bridge, comparison, ...
-    kind: str = ""
-
-    def __post_init__(self) -> None:
-        repair(self, "id", "text", "answers", "gold_passages", "kind")
-
-    @property
-    def searches_needed(self) -> int:
-        """Number of hops that need a search; 0 without a gold decomposition.
-
-        If the data set names no gold passages at all, every hop counts.
-        """
-        return sum(1 for hop in self.hops if hop.passages) or len(self.hops)
-
-    def __repr__(self) -> str:
-        answers = ", ".join(map(repr, self.answers[:2]))
-        return f"Question({self.id!r}, {shortened(self.text)}, answers=({answers}), hops={len(self.hops)})"
 
 
 @dataclass(frozen=True, slots=True)

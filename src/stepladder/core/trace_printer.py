@@ -32,6 +32,8 @@ class TracePrinter:
     def question(self, question: Question) -> None:
         """Print the question."""
         self._line(f"[bold]question[/] {printable(question.text)}")
+        for letter, option in zip(question.letters, question.options):
+            self._line(f"         {letter}. {printable(option)}")
 
     def show(self, trajectory: Trajectory) -> None:
         """Print the new steps and, at the end, the stop reason and the accepted answers."""
@@ -42,7 +44,7 @@ class TracePrinter:
         self.printed = len(trajectory.steps)
         if trajectory.stop is not None and not self.ended:
             self.ended = True
-            expected = trajectory.question.answers
+            expected = trajectory.question.shown_answers
             gold = f", accepted: {printable(' | '.join(expected[:3]))}" if expected else ""
             count = len(trajectory.steps)
             self._line(f"[dim]{trajectory.stop.value} after {count} step{'s' if count != 1 else ''}{gold}[/]")

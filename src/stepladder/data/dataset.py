@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from stepladder.core.errors import unknown_name
-from stepladder.core.trace import Passage, Question
+from stepladder.core.trace import GoldText, Passage, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +127,11 @@ def _with_prefix(question: Question, name: str, part: DataSet) -> Question:
     def prefixed(ids: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{name}/{each}" for each in ids)
 
-    hops = tuple(replace(hop, passages=prefixed(hop.passages)) for hop in question.hops)
-    return replace(question, hops=hops, gold_passages=tuple(map(prefixed, question.gold_passages)))
+    def renamed(texts: tuple[GoldText, ...]) -> tuple[GoldText, ...]:
+        return tuple(replace(text, id=f"{name}/{text.id}") for text in texts)
+
+    hops = tuple(
+        replace(hop, passages=prefixed(hop.passages), gold_texts=renamed(hop.gold_texts)) for hop in question.hops
+    )
+    gold = tuple(map(prefixed, question.gold_passages))
+    return replace(question, hops=hops, gold_passages=gold, gold_texts=renamed(question.gold_texts))

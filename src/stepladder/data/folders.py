@@ -7,7 +7,7 @@ In: a folder with one file per split, and optionally a corpus:
     corpus.jsonl.gz                                                the passages; else those in the question files
 
 Out: a `DataSet` that reads a split on first access. A split whose questions have no answers is left out: it can be used
-neither for training nor for evaluation. Nothing is downloaded; the error for a missing set says how to get it.
+neither for training nor for evaluation. The error for a missing set says how to get it (`hub_sets.py` downloads it).
 """
 
 import os
@@ -27,17 +27,18 @@ from stepladder.data.formats.base import (
     read_questions,
 )
 from stepladder.data.formats.rows import file_type
+from stepladder.data.hub_sets import FLASHRAG, HUB_SETS
 from stepladder.retrieval.corpus.reader import read_corpus
 
 SPLITS = ("train", "dev", "test")
 
 #: The environment variable with the folder of question sets.
 FOLDER = "STEPLADDER_DATA"
-#: The hub repository that has these sets in FlashRAG's format.
-HUB = "RUC-NLPIR/FlashRAG_datasets"
-
 PUBLISHED: dict[str, PublishedSet] = {
-    each.published.name: each.published for each in question_formats() if each.published is not None
+    **{each.published.name: each.published for each in question_formats() if each.published is not None},
+    # These have no format of their own.
+    "nq": PublishedSet("nq", f"https://huggingface.co/datasets/{FLASHRAG}", HUB_SETS["nq"].paths),
+    "triviaqa": PublishedSet("triviaqa", f"https://huggingface.co/datasets/{FLASHRAG}", HUB_SETS["triviaqa"].paths),
 }
 
 _CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz", "corpus.parquet", "corpus.tsv", "corpus.tsv.gz")
@@ -133,7 +134,7 @@ def missing(name: str) -> StepladderError:
     """The error for a set that is not on this machine, which says how to get it."""
     published, folders = PUBLISHED[name], search_folders(name)
     return StepladderError(
-        f"the questions of {name} are not on this machine: looked in {' and '.join(map(str, folders))}. Get "
-        f"{', '.join(published.files)} from {published.url}, or {name}/*.jsonl of {HUB} from the Hugging Face hub; put "
-        f"them into {folders[0]}" + ("" if os.environ.get(FOLDER) else f" (or into ${FOLDER}/{name})")
+        f"the questions of {name} are not on this machine: looked in {' and '.join(map(str, folders))}. Download them "
+        f"with `stepladder data get {name}`; or get {', '.join(published.files)} from {published.url} and put them "
+        f"into {folders[0]}" + ("" if os.environ.get(FOLDER) else f" (or into ${FOLDER}/{name})")
     )

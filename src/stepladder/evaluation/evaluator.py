@@ -26,7 +26,7 @@ from stepladder.core.io.masking import masked
 from stepladder.core.io.records import write_records
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
-from stepladder.core.trace import Question, StopReason, Trajectory
+from stepladder.core.trace import AnswerKind, Question, StopReason, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome, OutcomeCallback
 from stepladder.evaluation.statistics import Comparison, Interval, interval_text, mean_interval, paired_difference
 from stepladder.explore.episode import Cost, EpisodeConfig, episode, metered
@@ -37,6 +37,8 @@ from stepladder.oracle.step_judge import GoldScorer
 _SUMMARY, _SCORES, _TRAJECTORIES = "summary.json", "scores.jsonl", "trajectories.jsonl"
 _VERSION_KEY = "stepladder_evaluation"
 _ROW = TypeAdapter(QuestionScore)
+#: Kinds of answer that are right or wrong: their only metric is accuracy.
+_RIGHT_OR_WRONG = (AnswerKind.CHOICE, AnswerKind.YES_NO, AnswerKind.NUMBER)
 
 #: Metrics that are fields of a row.
 _FIELDS = (
@@ -51,6 +53,7 @@ METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
     "format_errors": lambda row: float(row.malformed_steps),
     "repaired": lambda row: float(row.repaired_steps),
     "forced": lambda row: float(row.forced),
+    "accuracy": lambda row: row.em if row.answer_kind in _RIGHT_OR_WRONG else None,
 }
 #: Metrics of episodes that continue after a slip; left out where they are 0 or add nothing.
 _OPTIONAL = ("format_errors", "repaired", "forced")
@@ -277,6 +280,7 @@ def _plain_row(row: QuestionScore) -> dict[str, Any]:
     left_out = {name for name in _OPTIONAL_FIELDS if not getattr(row, name)} | (
         {"judged"} if row.judged is None else set()
     )
+    left_out |= {"answer_kind"} if row.answer_kind is AnswerKind.TEXT else set()
     return {name: value for name, value in asdict(row).items() if name not in left_out}
 
 

@@ -23,6 +23,7 @@ from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize
 from stepladder.core.requests import Algorithm, Sampling, Score
 from stepladder.core.seeding import seed_of
+from stepladder.core.step_scorer import NEUTRAL
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver.gather import gather, successes
 from stepladder.explore.episode import (
@@ -45,6 +46,13 @@ _AGGREGATES: dict[Aggregate, Callable[[Sequence[float]], float]] = {
     "mean": lambda scores: sum(scores) / len(scores),
     "last": lambda scores: scores[-1],
 }
+
+
+def _aggregated(scores: Sequence[float | None], aggregate: Aggregate) -> float:
+    """The score of a trajectory. Steps that are not judged do not count; without any other, it is neutral."""
+    own = scores[-1:] if aggregate == "last" else scores
+    judged = [score for score in own if score is not None]
+    return _AGGREGATES[aggregate](judged) if judged else NEUTRAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +177,7 @@ class _GuidedSearch:
         compared = well_formed if len(well_formed) > 1 or self.guide.strategy == "beam" else []
         step_scores = (yield [Score(each.trajectory) for each in compared]) if compared else []
         scores = {
-            id(each): _AGGREGATES[aggregate](own) * (each.count if self.guide.weighted else 1)
+            id(each): _aggregated(own, aggregate) * (each.count if self.guide.weighted else 1)
             for each, own in zip(compared, step_scores, strict=True)
         }
         ranked = [((not each.is_well_formed, -scores.get(id(each), 0.0), -each.count), each) for each in found]

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stepladder.agents.base import Agent
-from stepladder.core.answer_metrics import score_answer
+from stepladder.core.answer_metrics import score_question
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Sampling, Score
 from stepladder.core.seeding import seed_of
+from stepladder.core.step_scorer import NEUTRAL
 from stepladder.core.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
 from stepladder.driver.gather import gather
 from stepladder.explore.episode import EpisodeConfig, candidates, initial_state, run_to_end
@@ -266,9 +267,13 @@ class _Search:
             path.append(child)
 
     def _score(self, leaf: _SearchNode) -> Algorithm[float]:
-        """The score of the newest step, requested once: leaves at the maximum depth are evaluated repeatedly."""
+        """The score of the newest step, requested once: leaves at the maximum depth are evaluated repeatedly.
+
+        A step that is not judged changes nothing: its leaf has the score of the last step that is.
+        """
         if "leaf" not in leaf.scores:
-            leaf.scores["leaf"] = float((yield Score(leaf.trajectory))[-1])
+            scores = yield Score(leaf.trajectory)
+            leaf.scores["leaf"] = next((float(score) for score in reversed(scores) if score is not None), NEUTRAL)
         return leaf.scores["leaf"]
 
     def _discounted(self, leaf: _SearchNode, reward: float, steps: int) -> float:
@@ -305,5 +310,5 @@ class _Search:
 
 
 def outcome(trajectory: Trajectory) -> float:
-    """The outcome reward of an episode: the F1 of its answer."""
-    return score_answer(trajectory.answer, trajectory.question.answers).f1
+    """The outcome reward of an episode: the F1 of its answer; for a choice its accuracy."""
+    return score_question(trajectory.answer, trajectory.question).f1

@@ -11,6 +11,7 @@ from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Rank, Score
 from stepladder.core.seeding import seed_of
+from stepladder.core.step_scorer import NEUTRAL
 from stepladder.core.trace import ActionKind, Node, Question, Tree
 from stepladder.explore.episode import EpisodeConfig, candidates, initial_state
 from stepladder.explore.mcts import outcome
@@ -40,13 +41,15 @@ def ranked(
             values = yield Rank(tuple(each.trajectory for each in written))
         else:
             scores = yield [Score(each.trajectory) for each in written]
-            values = [float(score[-1]) for score in scores]
+            values = [score[-1] for score in scores]
         first = len(nodes)
         for each, value in zip(written, values, strict=True):
             trajectory = each.trajectory
             reward = None if trajectory.stop is None else outcome(trajectory)
-            node = Node(len(nodes), current, trajectory.steps[-1], each.count, value, None, trajectory.stop, reward)
-            nodes.append(replace(node, scores={RANK: value}))
+            # A step that the scorer cannot judge has no rank, so it makes no pair; it is chosen before a bad one.
+            known, ranks = (NEUTRAL, {}) if value is None else (float(value), {RANK: float(value)})
+            node = Node(len(nodes), current, trajectory.steps[-1], each.count, known, None, trajectory.stop, reward)
+            nodes.append(replace(node, scores=ranks))
         current = max(nodes[first:], key=lambda node: (_is_well_formed(node), node.value, node.visits)).id
         state = written[current - first].trajectory
     return Tree(question, agent.name, tuple(nodes), state.given, seed)
@@ -55,9 +58,10 @@ def ranked(
 def best_branch(tree: Tree) -> tuple[Node, ...]:
     """The path of best children from the root: by rank or, in a search tree, by visits and value."""
 
+    ranked = any(RANK in node.scores for node in tree.nodes)
+
     def sort_key(node: Node) -> tuple[bool, float, float]:
-        rank = node.scores.get(RANK)
-        return (_is_well_formed(node), *((node.visits, node.value) if rank is None else (rank, node.visits)))
+        return (_is_well_formed(node), *((node.value, node.visits) if ranked else (node.visits, node.value)))
 
     children_by_node = tree.children_by_node()
     path = [tree.nodes[0]]

@@ -16,7 +16,7 @@ from stepladder.agents import make_agent, name_agent
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, nearest
 from stepladder.core.requests import Algorithm, Result, Sampling
-from stepladder.core.step_scorer import StepScorer
+from stepladder.core.step_scorer import Derived, StepScorer
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, DataSet, load_dataset
 from stepladder.driver import Driver, Failure, Outcome
@@ -74,8 +74,10 @@ class EnvConfig(Config):
     metric: Literal["f1", "em"] = "f1"
     process_weight: float = Field(default=1.0, ge=0)
     #: The step scorer: the folder of a process reward model (the sigmoid of its logits), or any `StepScorer`. Default:
-    #: the gold judge (1 good, 0 faulty, 0.5 if the annotation cannot decide).
+    #: the gold judge (1 good, 0 faulty). A step that the scorer cannot judge has 0.5, the middle between both.
     scorer: Any = None
+    #: Gold judge: how a step counts that follows from an earlier error: not at all (unjudged), as good, or as faulty.
+    derived: Derived = "unjudged"
     #: Maximum number of characters of an action. A longer one is truncated, and thereby malformed.
     max_action: int = Field(default=10_000, ge=1)
     #: Maximum number of characters of an observation. A longer transcript ends its episode (`context_limit`).
@@ -101,6 +103,8 @@ class EnvConfig(Config):
                 raise ValueError(f"found {first} and {second}; leave out one of them, {reason}")
         if self.scorer is not None and self.reward == "outcome":
             raise ValueError("reward='outcome' takes no scorer; use reward='process' or 'both', or leave out scorer")
+        if self.derived != "unjudged" and (self.scorer is not None or self.reward == "outcome"):
+            raise ValueError("derived is for the gold judge: use reward='process' or 'both' without a scorer")
         if self.server is None:
             if self.format == "constrained":
                 raise ValueError("format='constrained' needs a server, which keeps its model to the grammar")
@@ -137,7 +141,7 @@ class EnvBackend:
             self.questions = data.split(settings.split or only)
         for question in self.questions:
             self.check(question)
-        scorer = _open_scorer(settings.scorer) if self.uses_steps else None
+        scorer = _open_scorer(settings.scorer, settings.derived) if self.uses_steps else None
         retriever = settings.retriever
         with ExitStack() as opened:
             if retriever is None and (retriever := self._open_index(data)) is not None:
@@ -214,9 +218,9 @@ def failures_of(outcomes: Sequence[Outcome[Any]]) -> list[Failure]:
 _generated_data = lru_cache(maxsize=1)(load_dataset)
 
 
-def _open_scorer(scorer: Any) -> StepScorer:
+def _open_scorer(scorer: Any, derived: Derived) -> StepScorer:
     if scorer is None:
-        return GoldScorer()
+        return GoldScorer(derived)
     if isinstance(scorer, str | Path):
         from stepladder.judges.prm.reward_model import ProcessRewardModel  # imports torch
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from stepladder.core.answer_metrics import AnswerScore, score_answer
+from stepladder.core.answer_metrics import AnswerScore, score_question
 from stepladder.core.config import unknown_key
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Score, empty_generation
+from stepladder.core.step_scorer import NEUTRAL
 from stepladder.core.trace import Author, Segment, StopReason, Trajectory
 from stepladder.core.trace_printer import TracePrinter
 from stepladder.driver import Outcome
@@ -58,7 +59,7 @@ class Transition:
         trajectory = self.trajectory
         if trajectory.stop is None or not trajectory.question.answers:
             return None
-        return score_answer(trajectory.answer, trajectory.question.answers)
+        return score_question(trajectory.answer, trajectory.question)
 
     def info(self) -> dict[str, Any]:
         """The `info` dictionary of Gymnasium."""
@@ -194,8 +195,8 @@ class EpisodeSlot:
             trajectory, context = end.value, end.value.context()
         if reply is None or not self.backend.uses_steps:
             return Transition(trajectory, context)
-        scores = yield Score(trajectory)
-        return Transition(trajectory, context, float(scores[-1]))
+        score = (yield Score(trajectory))[-1]
+        return Transition(trajectory, context, NEUTRAL if score is None else float(score))
 
     def _failed(self, reason: str) -> Transition:
         """The transition after a failure that is not the policy's fault: the episode ends in its current state."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stepladder.core.errors import expect
 from stepladder.core.requests import Algorithm, Result
-from stepladder.core.step_scorer import StepScorer
+from stepladder.core.step_scorer import Derived, StepScorer
 from stepladder.core.trace import Node, Tree
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
@@ -65,6 +65,8 @@ class JudgeOptions:
     decay: float = 0.9
     #: The model of an LLM judge.
     llm: "LLMJudgeConfig | None" = None
+    #: How the gold judge counts steps that follow from an earlier error.
+    derived: Derived = "unjudged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class ScorerOptions:
     #: The model of an LLM scorer, and the folder of its response cache and spend.
     llm: "LLMJudgeConfig | None" = None
     folder: Path | None = None
+    #: How the gold judge counts steps that follow from an earlier error.
+    derived: Derived = "unjudged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def control_variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -
             chain = rebuild_trajectory(
                 agent, trajectory, turns_of([*(step for unit in order for step in unit), answer])
             )
-            if any(verdict is not None and not verdict.good for verdict in judge(chain)):
+            if any(verdict is not None and verdict.faulty for verdict in judge(chain)):
                 found[name] = chain
                 break
     return found
@@ -84,7 +84,12 @@ def gold_chains(
     """The oracle's trajectories of all questions that it answers correctly."""
     jobs = [partial(episode, agent, question, settings, 0) for question in questions if question.hops]
     outcomes = Driver(OracleEngine(agent, seed), retriever).run(jobs)
-    return [gold for each in outcomes if (gold := each.value) is not None and gold.answer in gold.question.answers]
+    return [gold for each in outcomes if (gold := each.value) is not None and _is_right(gold)]
+
+
+def _is_right(gold: Trajectory) -> bool:
+    accepted = gold.question.answers
+    return gold.answer in accepted or bool(accepted and gold.answer == gold.question.written_answer)
 
 
 def _units(steps: Sequence[Step]) -> list[list[Step]]:

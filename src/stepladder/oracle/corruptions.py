@@ -139,7 +139,10 @@ class Corruptor:
         known = [self._answer_in(action, gold.question) for action, _ in turns if action.kind in _EXTRACTIONS]
         others = [each for each in known if normalize(each) != normalize(answer.content)]
         found = [passage for _, passages in turns for passage in passages]
-        if swapped is not None:
+        letters = [each for each in gold.question.letters if each != answer.content]
+        if letters:
+            wrong = self.rng.choice(letters)
+        elif swapped is not None:
             wrong = swapped
         elif others and self.rng.random() < 0.5:
             wrong = self.rng.choice(others)

@@ -2,11 +2,13 @@
 
 In: questions with their hops, and passages. Out: sub-questions with references filled in, and booleans: is a hop a
 conclusion, do the passages support a hop, do they contain all evidence. Used by the oracle engine and the gold judge.
+Gold passages are recognized in any index (core/questions/gold_matching.py).
 """
 
 import re
 from collections.abc import Mapping, Sequence
 
+from stepladder.core.questions.gold_matching import gold_found, hop_found
 from stepladder.core.trace import Hop, Passage, Question
 
 _REFERENCE = re.compile(r"#(\d+)")
@@ -43,17 +45,16 @@ def hop_answers(question: Question) -> dict[int, str]:
 def answerable(question: Question, found: Sequence[Passage]) -> bool:
     """Whether passages contain all evidence: every gold passage or, without gold passages, every hop or the answer."""
     if question.gold_passages:
-        ids = {passage.id for passage in found}
-        return all(not ids.isdisjoint(group) for group in question.gold_passages)
+        return all(gold_found(question, found))
     if question.hops:
         return all(supports(hop, found) for hop in question.hops)
     return mentions(question.answers, found)
 
 
 def supports(hop: Hop, found: Sequence[Passage]) -> bool:
-    """Whether the passages state the hop's answer: by gold passage id or, without gold ids, by string match."""
+    """Whether the passages state the hop's answer: one is a gold passage or, if none is known, contains the answer."""
     if hop.passages:
-        return any(passage.id in hop.passages for passage in found)
+        return hop_found(hop, found)
     return mentions((hop.answer, *hop.aliases), found)
 
 

@@ -209,4 +209,6 @@ def _required_extraction(trajectory: Trajectory, kinds: frozenset[ActionKind]) -
 
 def _answer(question: Question, found: bool, thoughts: Thoughts, conclusion: str = "") -> Action:
     known = found and bool(question.answers)
-    return Action(ActionKind.ANSWER, question.answers[0] if known else UNKNOWN, thoughts.conclude(conclusion, known))
+    return Action(
+        ActionKind.ANSWER, question.written_answer if known else UNKNOWN, thoughts.conclude(conclusion, known)
+    )

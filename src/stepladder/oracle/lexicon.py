@@ -34,17 +34,30 @@ STOP_WORDS = _listed(_TABLE["stop_words"])
 #: Words that many relations share; they count half.
 WEAK_WORDS = frozenset(map(stem, _listed(_TABLE["weak_words"])))
 
+#: Stems of relations that differ from each other.
+_RELATIONS = frozenset(stem(word) for family in _TABLE["families"] for word in family.split())
+
 _MEMBERSHIPS: dict[str, frozenset[int]] = {}
-for _number, _family in enumerate(_TABLE["families"]):
+for _number, _family in enumerate([*_TABLE["families"], *_TABLE["related"]]):
     for _word in map(stem, _family.split()):
         _MEMBERSHIPS[_word] = _MEMBERSHIPS.get(_word, frozenset()) | {_number}
 
+#: Minimum length of a word that may be the first part of another: torch, torchbearer.
+_COMPOUND_PART = 5
+
 #: Compounds of two words, one of them a kind of answer.
 COMPOUNDS: dict[str, tuple[str, ...]] = {word: tuple(parts) for word, parts in _TABLE["compounds"].items()}
+#: Two words that mean one: "passed away".
+PHRASES: dict[tuple[str, ...], str] = {tuple(words.split()): word for words, word in _TABLE["phrases"].items()}
 
 
-def has_synonyms(word: str) -> bool:
-    """Whether a stem is in the table of synonyms, so that its meaning differs from that of other entries."""
+def is_relation(word: str) -> bool:
+    """Whether a stem names a relation that differs from all others in the table."""
+    return word in _RELATIONS
+
+
+def is_known(word: str) -> bool:
+    """Whether a stem is in the table of synonyms."""
     return word in _MEMBERSHIPS
 
 
@@ -53,8 +66,13 @@ def same_word(one: str, other: str) -> bool:
 
     >>> same_word(stem("born"), stem("birth")), same_word(stem("born"), stem("died"))
     (True, False)
+    >>> same_word(stem("torch"), stem("torchbearer"))
+    True
     """
-    return one == other or not _MEMBERSHIPS.get(one, frozenset()).isdisjoint(_MEMBERSHIPS.get(other, frozenset()))
+    if one == other or not _MEMBERSHIPS.get(one, frozenset()).isdisjoint(_MEMBERSHIPS.get(other, frozenset())):
+        return True
+    short, long = sorted((one, other), key=len)
+    return len(short) >= _COMPOUND_PART and long.startswith(short)
 
 
 _ROLES = """founder director author writer publisher composer producer performer singer painter architect designer
@@ -78,8 +96,9 @@ _PLACES = _listed("where place city country state county continent river mountai
 _PLACES |= _ORGANISATIONS - {"band"}
 #: General kinds, and the specific ones that each includes.
 _INCLUDES: dict[str, frozenset[str]] = {
-    "who": frozenset({"person"}) | _ORGANISATIONS,
+    "who": frozenset({"person", "country"}) | _ORGANISATIONS,
     "organisation": _ORGANISATIONS,
+    "thing": _listed("film book album painting band ship bridge mountain river reason") | _ORGANISATIONS,
     "where": _PLACES,
     "place": _PLACES,
 }

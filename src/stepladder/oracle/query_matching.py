@@ -1,32 +1,31 @@
-"""Query matching: which sub-question (hop) of the gold decomposition a query asks for, in any wording.
+"""Query matching: which hops of the gold decomposition a query asks for, in any wording.
 
-In: a question, a query and the passages retrieved for it. Out: `MatchedHop`, or None if the query asks for no hop. A
-query matches a hop if three things agree:
+In: a question, a query and the passages retrieved for it. Out: `MatchedHop`s, the likeliest first; none if the query
+asks for no hop. A query matches a hop if two things agree:
 
-- the entity: the query contains the names in the hop and the answers it refers to by `#1`. A later hop may also be
-  asked by description ("the mentor of the wife of Ada Orm") without those names
-- the kind of answer: a person, a place, a date, a number, a river ...
-- the relation: the other words agree with those of the hop, synonyms included (`lexicon.py`)
+- the entity: the query contains the names in the hop and the answers it refers to by `#1`, in full or in part (the
+  surname). A later hop may also be asked by description ("the mentor of the wife of Ada Orm") without those names
+- the fact that is asked for (`relation_matching.py`)
 
-If the words neither agree nor contradict, the results decide: the search must have found a passage that states the hop,
-and the words must not fit another statement of that passage better. A passage often states many facts about one entity,
-so finding it does not prove that the right fact was asked for.
+A name in part, or only some of the names of a sub-question (its own or those it refers to), count if the search has
+found the gold passage.
 """
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from stepladder.core.answer_metrics import covers, normalize
-from stepladder.core.trace import Hop, Passage, Question
-from stepladder.oracle.decomposition import fill_references, hop_answers, is_conclusion, references, supports
-from stepladder.oracle.lexicon import KIND_OF, STOP_WORDS, WEAK_WORDS, has_synonyms, kinds_conflict, same_word, stem
+from stepladder.core.answer_metrics import normalize
+from stepladder.core.trace import Passage, Question
+from stepladder.oracle.decomposition import is_conclusion, supports
+from stepladder.oracle.hop_targets import HopTarget, hop_target
+from stepladder.oracle.lexicon import KIND_OF, STOP_WORDS, is_known, kinds_conflict, same_word, stem
+from stepladder.oracle.relation_matching import SAME, asks_same, same_words
 from stepladder.oracle.wording import (
     NAME,
     Wording,
     Words,
     content_words,
-    kind_of_answer,
     mask_name,
     name_words,
     names_in,
@@ -37,68 +36,84 @@ from stepladder.oracle.wording import (
     words_of,
 )
 
-#: Minimum word overlap of texts that ask the same.
-_SAME = 0.5
-#: Minimum word overlap of a query that repeats the whole question.
+#: Minimum word overlap of a query that asks the whole question at once.
 _WHOLE_QUESTION = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedHop:
-    """The hop that a query asks for."""
+    """A hop that a query asks for."""
 
     #: From 1.
     hop: int
     #: Whether the query names the entity of the hop instead of describing it.
     named: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A hop, prepared for comparison."""
-
-    number: int
-    hop: Hop
-    #: The sub-question with its references filled in, normalized.
-    text: str
-    wording: Wording
-    #: Names in its own text.
-    names: tuple[Words, ...]
-    #: For each hop it refers to: its number and the spellings of its answer.
-    references: tuple[tuple[int, tuple[Words, ...]], ...]
-
-    @property
-    def anchors(self) -> list[tuple[Words, ...]]:
-        """All names that a query for this hop must contain, each in any of its spellings."""
-        return [*((name,) for name in self.names), *(spellings for _, spellings in self.references)]
+    #: Whether the query repeats the words of the whole question.
+    whole: bool = False
+    #: Whether it found the hop's passage without the answers that the hop refers to.
+    unaided: bool = False
 
 
 class Decomposition:
     """The hops of one question, prepared for matching queries."""
 
     def __init__(self, question: Question) -> None:
-        self._targets = [_target(number, hop, question) for number, hop in enumerate(question.hops, start=1)]
+        self._targets = [hop_target(number, question) for number in range(1, len(question.hops) + 1)]
         self._searches = sum(not is_conclusion(hop, question) for hop in question.hops)
         self._whole = _stems(words_of(question.text))
+        texts = (question.text, *(text for hop in question.hops for text in (hop.question, hop.answer, *hop.aliases)))
+        #: The words that the question and its hops use, such as names.
+        self._context = frozenset(word for text in texts for word in words_of(text))
 
-    def match(self, query: str, found: Sequence[Passage]) -> MatchedHop | None:
-        """The hop that a query asks for, given the passages retrieved for it."""
+    def matches(self, query: str, found: Sequence[Passage]) -> list[MatchedHop]:
+        """The hops that a query asks for, given the passages retrieved for it."""
         text = normalize(query)
         for target in self._targets:
             if text == target.text:
-                return MatchedHop(target.number)
+                return [MatchedHop(target.number)]
         words = words_of(query)
-        if self._searches > 1 and word_overlap(_stems(words), self._whole) > _WHOLE_QUESTION:
-            return MatchedHop(len(self._targets), named=False)
+        stems = _stems(words)
+        if self._searches > 1 and word_overlap(stems, self._whole) > _WHOLE_QUESTION:
+            return [MatchedHop(len(self._targets), named=False, whole=sorted(stems) == sorted(self._whole))]
+        names = {word for name in names_in(query) for word in name}
+        gold = (passage for passage in found if any(supports(target.hop, (passage,)) for target in self._targets))
+        titles = {word for passage in gold for word in words_of(passage.title)} if names - self._context else set()
+        return list(dict.fromkeys(self._matches(_Query(query, words, names, names & (self._context | titles), found))))
+
+    def _matches(self, query: "_Query") -> Iterator[MatchedHop]:
         # The last first: a query that describes a hop also contains the words of the hops before it.
         for target in reversed(self._targets):
-            if self._is_named(target, words, found):
-                return MatchedHop(target.number)
-            if self._is_described(target, words):
-                return MatchedHop(target.number, named=False)
+            if self._is_named(target, query):
+                yield MatchedHop(target.number)
+            elif self._is_named(target, query, unaided=True):
+                yield MatchedHop(target.number, unaided=True)
+            elif self._is_described(target, query):
+                yield MatchedHop(target.number, named=False)
         for target in self._targets:
-            if self._is_partly_named(target, query, words, found):
-                return MatchedHop(target.number)
+            if self._is_partly_named(target, query):
+                yield MatchedHop(target.number)
+
+    def follows(self, query: str, claims: Mapping[int, Sequence[str]], unplaced: Sequence[str]) -> int | None:
+        """The hop that a query asks for about something that was claimed instead of a right answer.
+
+        `claims`: wrong answers by the number of their hop. `unplaced`: answers to queries for no hop.
+        """
+        words = words_of(query)
+        for target in reversed(self._targets):
+            rest, claimed = words, False
+            for number, spellings in target.references:
+                masked = mask_name(rest, [name_words(text) for text in (*claims.get(number, ()), *unplaced)])
+                claimed |= masked is not None
+                masked = masked or mask_name(rest, spellings)
+                if masked is None:
+                    break
+                rest = masked
+            else:
+                for name in target.names:
+                    rest = mask_name(rest, (name,)) or rest
+                asked = parse_wording(rest)
+                if claimed and (same_words(asked, target) or asked == Wording((), None)):
+                    return target.number
         return None
 
     def adds_nothing(self, text: str, answer: str, number: int) -> bool:
@@ -111,17 +126,37 @@ class Decomposition:
             any(same_word(word, other) for other in own) for word in content_words(masked)
         )
 
-    def _is_named(self, target: _Target, words: Words, found: Sequence[Passage]) -> bool:
-        """Whether a query names the entity of the hop and asks for the same relation."""
-        for spellings in target.anchors:
+    def _is_named(self, target: HopTarget, query: "_Query", *, unaided: bool = False) -> bool:
+        """Whether a query names the entity of the hop and asks for the same fact.
+
+        `unaided`: by the names in the sub-question alone ("the CAB format" for "the CAB format of #2").
+        """
+        words, missing = query.words, 0
+        for number, spellings in enumerate(target.anchors):
             masked = mask_name(words, spellings)
             if masked is None:
-                return False
-            words = masked
-        return _asks_the_same(parse_wording(words), target, found)
+                if number >= len(target.names) and not unaided:
+                    return False
+                missing += 1
+            else:
+                words = masked
+        if missing and (missing == len(target.anchors) or not supports(target.hop, query.found)):
+            return False
+        if unaided and (target.is_vague or not target.names or not target.hop.passages):
+            return False
+        if not target.anchors and not self._shares_topic(target, query):
+            return False
+        return asks_same(query.wording(words, target), target, query.found)
 
-    def _is_described(self, target: _Target, words: Words) -> bool:
+    def _shares_topic(self, target: HopTarget, query: "_Query") -> bool:
+        """Whether a query for an entity that only the whole question describes uses its words, and finds it."""
+        return not target.is_vague or (
+            supports(target.hop, query.found) and not target.topic.isdisjoint(content_words(query.words))
+        )
+
+    def _is_described(self, target: HopTarget, query: "_Query") -> bool:
         """Whether a query asks for the hop and describes its entity by earlier hops instead of naming it."""
+        words = query.words
         path = self._path(target, words)
         if path is None or path == [target]:
             return False
@@ -131,16 +166,18 @@ class Decomposition:
         asked = parse_wording(words)
         if kinds_conflict(asked.kind, target.wording.kind):
             return False
+        if target.is_vague:
+            return asked.kind == target.wording.kind and same_words(query.wording(words, target), target)
         if not target.wording.words and (asked.kind is None or asked.kind != target.wording.kind):
             return False
         left, kinds = list(asked.words), {KIND_OF[word] for word in words if word in KIND_OF}
         return all(
-            take_matches(step.wording.words, left) >= _SAME * weight(step.wording.words)
-            and (step.wording.words or step.wording.kind in kinds)
+            take_matches(step.wording.words, left) >= SAME * weight(step.wording.words)
+            and (step.wording.words or step.is_vague or step.wording.kind in kinds)
             for step in path
         )
 
-    def _path(self, target: _Target, words: Words) -> list[_Target] | None:
+    def _path(self, target: HopTarget, words: Words) -> list[HopTarget] | None:
         """The hop and the earlier hops whose answers the query does not name; None if one of their names is missing."""
         if any(mask_name(words, (name,)) is None for name in target.names):
             return None
@@ -153,89 +190,55 @@ class Decomposition:
                 path += before
         return path
 
-    def _is_partly_named(self, target: _Target, query: str, words: Words, found: Sequence[Passage]) -> bool:
-        """Whether a query contains a part of a name, such as the surname, and the search found the hop."""
-        if not target.anchors or not supports(target.hop, found):
+    def _is_partly_named(self, target: HopTarget, query: "_Query") -> bool:
+        """Whether a query contains a part of a name, such as the surname, and nothing of another name."""
+        if not target.anchors:
             return False
         allowed = {part for spellings in target.anchors for spelling in spellings for part in spelling}
-        if any(word not in allowed | STOP_WORDS for name in names_in(query) for word in name):
+        # Other names of the question may be part of a vague sub-question, else they belong to other hops.
+        allowed |= STOP_WORDS | (query.known_names if target.is_vague and target.references else set())
+        if any(word not in allowed for name in names_in(query.text) for word in name):
             return False
+        words = query.words
         for spellings in target.anchors:
             parts = {part for spelling in spellings for part in spelling} - STOP_WORDS - KIND_OF.keys()
             if parts.isdisjoint(words):
                 return False
             words = tuple(NAME if word in parts else word for word in words)
-        return _asks_the_same(parse_wording(words), target, found)
+        asked = query.wording(words, target)
+        if supports(target.hop, query.found):
+            return asks_same(asked, target, query.found)
+        # Without the passage, a word in lower case may be the rest of another name.
+        return all(map(is_known, asked.words)) and same_words(asked, target)
 
 
-def _target(number: int, hop: Hop, question: Question) -> _Target:
-    referred = tuple((each, _spellings(question.hops[each - 1])) for each in references(hop.question) if each < number)
-    # Some datasets give a subject and a relation: "Green >> performer".
-    subject, arrow, relation = hop.question.partition(">>")
-    names = (words_of(subject),) if arrow and "#" not in subject else tuple(names_in(hop.question))
-    words = tuple(NAME if word.startswith("#") else word for word in words_of(f"{subject} {relation}"))
-    for name in names:
-        words = mask_name(words, (name,)) or words
-    asked = parse_wording(words)
-    if asked.kind is None:
-        asked = Wording(asked.words, kind_of_answer(hop.answer))
-    text = normalize(fill_references(hop.question, hop_answers(question)))
-    return _Target(number, hop, text, asked, names, referred)
+@lru_cache(maxsize=512)
+def decomposition(question: Question) -> Decomposition:
+    """The hops of a question, prepared once for all its episodes."""
+    return Decomposition(question)
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A query and what was retrieved for it."""
+
+    text: str
+    words: Words
+    #: Words of its names, and those of them that the question, its hops or the titles of the passages use.
+    names: set[str]
+    known_names: set[str]
+    found: Sequence[Passage]
+
+    def wording(self, masked: Words, target: HopTarget) -> Wording:
+        """What the query asks for, without its names. If it has no other words, unknown names may be the relation."""
+        asked = parse_wording(masked)
+        for names in (self.names, self.known_names):
+            others = {stem(word) for word in names}.difference(target.wording.words, target.topic)
+            words = tuple(word for word in asked.words if word not in others)
+            if words or asked.kind is not None:
+                return Wording(words, asked.kind)
+        return Wording((), asked.kind)
 
 
 def _stems(words: Words) -> Words:
     return tuple(stem(word) for word in words if word not in STOP_WORDS)
-
-
-def _spellings(hop: Hop) -> tuple[Words, ...]:
-    """The names of a hop's answer: "Velm" without "the city of Velm", which is part of "the twin city of Velm"."""
-    spellings = [name_words(text) for text in (hop.answer, *hop.aliases)]
-
-    def is_description(words: Words) -> bool:
-        return any(
-            words[-len(name) :] == name and all(word in KIND_OF or word == "of" for word in words[: -len(name)])
-            for name in spellings
-            if len(name) < len(words)
-        )
-
-    return tuple(words for words in spellings if not is_description(words))
-
-
-def _asks_the_same(asked: Wording, target: _Target, found: Sequence[Passage]) -> bool:
-    """Whether a query about the right entity asks for the same relation as a hop."""
-    wanted = target.wording
-    if kinds_conflict(asked.kind, wanted.kind):
-        return False
-    if not asked.words and asked.kind is not None:
-        return asked.kind == wanted.kind or not wanted.words
-    overlap = word_overlap(asked.words, wanted.words)
-    if overlap >= _SAME:
-        return True
-    return _is_stated(asked.words, target, found, doubtful=overlap > 0)
-
-
-def _is_stated(words: Sequence[str], target: _Target, found: Sequence[Passage], *, doubtful: bool) -> bool:
-    """Whether the passages state the hop in the words of a query, or at least do not contradict that.
-
-    A word in the lexicon would have agreed with the hop if it meant the same, so it must occur in a clause that states
-    the hop's answer. Other words are accepted unless they occur in other clauses of the passage only.
-    """
-    strong = [word for word in words if word not in WEAK_WORDS]
-    in_lexicon = not doubtful and any(map(has_synonyms, strong))
-    if in_lexicon and any(map(has_synonyms, target.wording.words)):
-        return False
-    answer_clauses: set[str] = set()
-    other_clauses: set[str] = set()
-    stating = [passage for passage in found if supports(target.hop, (passage,))]
-    for passage in stating:
-        for clause in re.split(r"[.;,](?!\d)| and ", passage.text):
-            answers = (target.hop.answer, *target.hop.aliases)
-            states_answer = any(covers(clause, answer) for answer in answers)
-            (answer_clauses if states_answer else other_clauses).update(content_words(words_of(clause)))
-
-    def used_in(clauses: set[str]) -> bool:
-        return any(same_word(word, other) for word in strong for other in clauses)
-
-    if not stating or in_lexicon:
-        return bool(stating) and used_in(answer_clauses)
-    return used_in(answer_clauses) or not used_in(other_clauses)

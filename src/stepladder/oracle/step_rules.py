@@ -16,51 +16,28 @@ and *known* if it is either. With a decomposition:
 "unknown" is the best reply to a search without results, so it is not a fault. As final answer it is one: the episode
 gives up while something can still be found. A right sub-answer to a redundant query is good; only the query is faulty.
 
+Blame ends at the first error. What a wrong sub-answer names, or what replies to a query for no hop, is a *claim*
+(`claims.py`). These steps follow from a claim and are derived, neither good nor faulty:
+
+    query       asks for a hop, with a claim in place of a reference; or asks again for what a sub-answer overlooked
+    sub-answer  replies to a derived query with words of the passages retrieved for it
+    answer      not right, but the claim for the last hop; or a choice between values of which one is a claim
+
 Without a decomposition a query is good if it finds a new gold passage, and an answer if it is right and all gold
 passages were found. Without gold passages only answers and repeated queries are judged.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
-from stepladder.core.answer_metrics import covers, normalize, score_answer, token_overlap
+from stepladder.core.answer_metrics import covers, normalize, score_question, token_overlap
+from stepladder.core.questions.gold_matching import gold_found
 from stepladder.core.trace import ActionKind, Passage, Question, Step
-from stepladder.oracle.decomposition import answerable, is_conclusion, references, supports
-from stepladder.oracle.query_matching import Decomposition
-
-
-class Fault(StrEnum):
-    """The kind of error of a step."""
-
-    REDUNDANT = "redundant"  # asks for or states what is known, or repeats a query
-    PREMATURE = "premature"  # asks for a hop, or answers, before its prerequisites are known
-    UNSUPPORTED = "unsupported"  # right, but no retrieved passage says so: a guess
-    WRONG = "wrong"  # asks for or states something that the question does not need
-    MALFORMED = "malformed"  # not in the agent's format
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The judgment of a step."""
-
-    #: None for a good step.
-    fault: Fault | None
-    #: The hop that the step is about (from 1); None for no hop, or for the whole question.
-    hop: int | None = None
-    reason: str = ""
-
-    @property
-    def good(self) -> bool:
-        """Whether the step has no fault."""
-        return self.fault is None
-
-    @property
-    def value(self) -> float:
-        """1 for a good step, 0 for a faulty one."""
-        return float(self.good)
-
+from stepladder.oracle.claims import Claims
+from stepladder.oracle.decomposition import answerable, is_conclusion, mentions, references, supports
+from stepladder.oracle.hop_targets import NAME_WORDS
+from stepladder.oracle.query_matching import MatchedHop, decomposition
+from stepladder.oracle.step_verdicts import Fault, Verdict
 
 _SAYS_UNKNOWN = re.compile(
     r"\b(unknown|unclear|nothing|none|no (answer|information|mention|evidence|passage)|cannot)\b"
@@ -69,13 +46,9 @@ _SAYS_UNKNOWN = re.compile(
 )
 
 
-#: Answers with more words than this are sentences rather than names.
-_NAME_WORDS = 8
-
-
 def _paraphrases(text: str, answer: str, *, exact: bool) -> bool:
     """Whether a text repeats an answer that is a sentence, in most of its words; `exact`: and nothing else."""
-    if len(normalize(answer).split()) <= _NAME_WORDS:
+    if len(normalize(answer).split()) <= NAME_WORDS:
         return False
     f1, precision, recall = token_overlap(text, answer)
     if not exact:
@@ -91,17 +64,21 @@ class History:
 
     def __init__(self, question: Question, given: Sequence[Passage]) -> None:
         self.question = question
-        self.decomposition = Decomposition(question)
+        self.decomposition = decomposition(question)
         #: Numbers (from 1) of the hops that need no search.
         self.conclusions = [n for n, hop in enumerate(question.hops, start=1) if is_conclusion(hop, question)]
         self.passages: tuple[Passage, ...] = tuple(given)
+        #: The results of the last query.
+        self.found: tuple[Passage, ...] = ()
         self.queries: frozenset[str] = frozenset()
         #: Numbers of hops (from 1): asked for by a query, stated correctly, stated by a retrieved passage.
         self.asked: frozenset[int] = frozenset()
         self.stated: frozenset[int] = frozenset()
         self.retrieved: frozenset[int] = self._stated_by(self.passages)
-        #: The hop that the last query asked for.
+        #: The hop that the last query asked for, and the one that it asked for because of a claim.
         self.target: int | None = None
+        self.derived_target: int | None = None
+        self.claims = Claims()
         #: Whether the agent writes sub-answers or evidence: retrieved hops must then also be stated.
         self.extracts = False
 
@@ -141,32 +118,62 @@ class History:
 
     def _query(self, query: str, found: tuple[Passage, ...]) -> Verdict | None:
         text = normalize(query)
-        repeated = text in self.queries
+        repeated = self._repeats(text)
         before = self.passages
         self.queries |= {text}
         self.passages += found
+        self.found = found
         if not self.question.hops:
             return self._query_by_results(before, found, repeated)
-        match = self.decomposition.match(query, found)
-        verdict = self._query_for_hop(match.hop if match else None, repeated)
-        self.retrieved |= self._stated_by(found)
+        matches = self.decomposition.matches(query, found)
+        judged = [(match, self._query_for_match(match, found, repeated)) for match in matches]
+        match, verdict = next((each for each in judged if each[1].good), judged[0] if judged else (None, None))
         self.target = match.hop if match else None
+        self.derived_target = None
+        if verdict is None or verdict.fault is Fault.WRONG:
+            self.derived_target = None if repeated else self.decomposition.follows(query, *self.claims.by_hop())
+        overlooked = match is not None and match.hop in self.claims.overlooked and not repeated
+        self.retrieved |= self._stated_by(found)
         if match is not None:
             self.asked |= {match.hop}
-            if verdict.good and not match.named and not supports(self.question.hops[match.hop - 1], found):
-                return Verdict(Fault.WRONG, match.hop, "does not name what it asks about, though that is known")
+        if self.derived_target is not None:
+            self.target = None
+            return Verdict(Fault.DERIVED, self.derived_target, f"asks for #{self.derived_target} about a wrong answer")
+        if verdict is None:
+            return self._query_for_nothing(repeated)
+        if verdict.fault is Fault.REDUNDANT and overlooked:
+            return Verdict(Fault.DERIVED, self.target, f"asks again for #{self.target}, which was overlooked")
         return verdict
 
-    def _query_for_hop(self, number: int | None, repeated: bool) -> Verdict:
+    def _repeats(self, query: str) -> bool:
+        """Whether a query, normalized, was made before; an answer that it adds is nothing new."""
+        answers = {normalize(self.question.hops[number - 1].answer) for number in self.stated}
+        return query in self.queries or any(query.removesuffix(f" {each}") in self.queries for each in answers)
+
+    def _query_for_nothing(self, repeated: bool) -> Verdict:
+        if repeated:
+            return Verdict(Fault.REDUNDANT, None, "the same query was made before")
+        return Verdict(Fault.WRONG, None, "asks for nothing that the question needs")
+
+    def _query_for_match(self, match: MatchedHop, found: Sequence[Passage], repeated: bool) -> Verdict:
+        """The verdict on a query as asking for a hop."""
+        verdict = self._query_for_hop(match.hop, repeated, unaided=match.unaided)
+        if not verdict.good or match.named:
+            return verdict
+        if match.whole:
+            return Verdict(Fault.WRONG, match.hop, "repeats the question instead of asking for what is missing")
+        if not supports(self.question.hops[match.hop - 1], found):
+            return Verdict(Fault.WRONG, match.hop, "does not name what it asks about, though that is known")
+        return verdict
+
+    def _query_for_hop(self, number: int, repeated: bool, *, unaided: bool) -> Verdict:
         """The verdict on a query that asks for a hop, given what was known before."""
         if repeated:
             return Verdict(Fault.REDUNDANT, number, "the same query was made before")
-        if number is None:
-            return Verdict(Fault.WRONG, None, "asks for nothing that the question needs")
         hop = self.question.hops[number - 1]
         known = self._known
         missing = [each for each in references(hop.question) if each < number and each not in known]
-        if missing:
+        if missing and not unaided:
             return Verdict(Fault.PREMATURE, number, f"asks for #{number} before #{missing[0]} is known")
         if number in self.conclusions:
             return Verdict(Fault.REDUNDANT, number, "asks for what is only left to conclude")
@@ -178,13 +185,12 @@ class History:
         """The verdict on a query without a decomposition: did it find a missing gold passage?"""
         if repeated:
             return Verdict(Fault.REDUNDANT, None, "the same query was made before")
-        had, new = ({passage.id for passage in passages} for passages in (before, found))
-        missing = [group for group in self.question.gold_passages if had.isdisjoint(group)]
         if not self.question.gold_passages or not found:
             return None
-        if not missing:
+        had, new = gold_found(self.question, before), gold_found(self.question, found)
+        if all(had):
             return Verdict(Fault.REDUNDANT, None, "all gold passages were found before")
-        if all(new.isdisjoint(group) for group in missing):
+        if not any(now and not then for then, now in zip(had, new)):
             return Verdict(Fault.WRONG, None, "finds no gold passage that was missing")
         return Verdict(None, reason="finds a gold passage")
 
@@ -195,23 +201,42 @@ class History:
         stated = [number for number in range(1, len(self.question.hops) + 1) if self._states(text, number, exact)]
         # A sub-answer replies to its query. Evidence, and the reply to a query for no hop, may state any hop.
         right = [number for number in stated if number == self.target] if exact and self.target is not None else stated
+        verdict = self._extraction_of(right) or self._extraction_without(text, stated)
+        self.stated |= frozenset(right)
+        if verdict is None or verdict.fault in (Fault.WRONG, Fault.DERIVED):
+            unknown = self._says_unknown(text)
+            self.claims = self.claims.add(text, self.derived_target or self.target, exact=exact, unknown=unknown)
+        return verdict
+
+    def _extraction_of(self, right: Sequence[int]) -> Verdict | None:
+        """The verdict on a text that states hops which it may state; None if it states none that is needed."""
         supported = [number for number in right if number in self._supported]
         needed = [number for number in supported if number == self.target or number not in self.stated]
-        repeated = [number for number in stated if number in self.stated]
-        self.stated |= frozenset(right)
         if needed:
             return Verdict(None, needed[0], f"states #{needed[0]}")
-        if right and not supported:
+        if right and not supported and self.derived_target is None:
             return Verdict(Fault.UNSUPPORTED, right[0], f"no passage found so far states #{right[0]}")
+        return None
+
+    def _extraction_without(self, text: str, stated: Sequence[int]) -> Verdict | None:
+        """The verdict on a text that states no hop that is needed; `stated`: the hops that it states."""
+        if self.derived_target is not None and mentions((text.strip(" ."),), self.found):
+            return Verdict(Fault.DERIVED, self.derived_target, "states what was found about a wrong answer")
+        repeated = [number for number in stated if number in self.stated]
         if repeated:
             return Verdict(Fault.REDUNDANT, repeated[0], f"#{repeated[0]} was stated before")
-        if not stated and _SAYS_UNKNOWN.search(text):
+        if not stated and self._says_unknown(text):
             if self.target in self.retrieved:
                 return Verdict(Fault.WRONG, self.target, f"overlooks what was found for #{self.target}")
             return Verdict(None, self.target, "says that the search did not find it")
         if self.target is None:
             return None  # the query was at fault; the annotation has no answer to it
         return Verdict(Fault.WRONG, self.target, "states nothing that was asked for")
+
+    def _says_unknown(self, text: str) -> bool:
+        """Whether a text says that nothing was found. A title such as "Much Ado About Nothing" was found."""
+        is_title = len(text.split()) > 2 and mentions((text.strip(" ."),), self.found)
+        return _SAYS_UNKNOWN.search(text) is not None and not is_title
 
     def _states(self, text: str, number: int, exact: bool) -> bool:
         """Whether a text gives the answer of a hop; `exact`: and adds nothing but words of the hop."""
@@ -228,7 +253,7 @@ class History:
     def _answer(self, text: str) -> Verdict | None:
         if not self.question.answers:
             return None
-        right = score_answer(text, self.question.answers).em == 1
+        right = score_question(text, self.question).em == 1
         complete = None  # whether everything that the answer needs was retrieved, if that is annotated
         if self.question.hops:
             complete = len(self.retrieved) + len(self.conclusions) == len(self.question.hops)
@@ -238,6 +263,28 @@ class History:
             return Verdict(None, reason="the right answer")
         if right:
             return Verdict(Fault.UNSUPPORTED, None, "right, but not everything it rests on was found")
+        if self._follows_claims(text):
+            return Verdict(Fault.DERIVED, None, "follows from a wrong answer to an earlier question")
         if complete is False:
             return Verdict(Fault.PREMATURE, None, "answers before everything it needs was found")
         return Verdict(Fault.WRONG, None, "not the answer, though everything it needs was found")
+
+    def _follows_claims(self, text: str) -> bool:
+        """Whether a wrong answer follows from a claim: it repeats that for the last hop, or chooses by it."""
+        hops = self.question.hops
+        if not hops:
+            return False
+        last = len(hops)
+        if last not in self.conclusions:
+            return self.claims.state(text, last)
+        compared = self._with_references(last) - {last}
+        chosen = normalize(text) in ("yes", "no") or covers(self.question.text, text)
+        return bool(chosen and text.strip()) and any(self.claims.has(each) for each in compared - self.stated)
+
+    def _with_references(self, number: int) -> frozenset[int]:
+        """A hop and all hops that it rests on."""
+        found = {number}
+        for each in range(number, 1, -1):  # a hop refers to earlier ones
+            if each in found:
+                found.update(before for before in references(self.question.hops[each - 1].question) if before < each)
+        return frozenset(found)

@@ -16,7 +16,16 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepladder.oracle.lexicon import COMPOUNDS, KIND_OF, RELATION_NOUNS, STOP_WORDS, WEAK_WORDS, same_word, stem
+from stepladder.oracle.lexicon import (
+    COMPOUNDS,
+    KIND_OF,
+    PHRASES,
+    RELATION_NOUNS,
+    STOP_WORDS,
+    WEAK_WORDS,
+    same_word,
+    stem,
+)
 
 Words = tuple[str, ...]
 
@@ -29,16 +38,46 @@ _ARTICLES = frozenset({"the", "a", "an"})
 _LINKING = _ARTICLES.union(
     ["of", "to", "and", "in", "for", "on", "at", "over", "with", "from", "de", "la", "von", "van", "di"]
 )
+#: Words before a period that is an answer: "before World War I".
+_TIME_WORDS = frozenset({"before", "after", "since", "until", "early", "late"})
 _COPULAS = frozenset({"is", "was", "are", "were"})
-_QUESTION_WORDS = {"who": "who", "whom": "who", "where": "where", "when": "time", "how": "quantity"}
+#: First words of questions for yes or no.
+_YES_NO = _COPULAS | {"do", "does", "did", "has", "have", "had", "can"}
+_DOES = frozenset({"did", "does", "do"})
+_QUESTION_WORDS = {"who": "who", "whom": "who", "where": "where", "when": "time", "why": "reason"}
+_ALL_QUESTION_WORDS = frozenset({*_QUESTION_WORDS, "how", "which", "what", "whose"})
+#: What follows "how" if the question is not for a number: "How old" asks for a date, "How did" for a reason.
+_HOW = {"old": "time", **dict.fromkeys(("is", "are", "was", "were", "do", "does", "did"), "reason")}
+#: The first words of phrases.
+_PHRASE_STARTS = frozenset(first for first, _ in PHRASES)
+#: The words for "Where is Ada Orm from?" and "What is Rain about?".
+ORIGIN, _SUBJECT = "origin", "subject"
 _SMALL = "|".join(sorted(STOP_WORDS))
+_CLASSES = "|".join(sorted(noun for noun in KIND_OF.keys() - RELATION_NOUNS if KIND_OF[noun] != "reason"))
 #: Appositions of a name: the painter @, the football club @, the city of @.
 _APPOSITION = re.compile(
-    rf"\bthe (?:(?:{'|'.join(sorted(KIND_OF.keys() - RELATION_NOUNS))}) of"
+    rf"\bthe (?:(?:{_CLASSES}) of"
     rf"|(?!(?:{_SMALL})\b)\w+(?: (?!(?:{_SMALL})\b)\w+)?)(?: the)? {NAME}"
+    r"|(?<!which )(?<!what )\b(?:director|singer|musician|composer|writer|author|painter|architect|actor|actress|king"
+    rf"|queen) {NAME}"
 )
-_YEAR = re.compile(r"1?\d{3}|20\d\d")
+#: What a thing is, after its name: @ magazine, @ district.
+_CLASS_AFTER_NAME = re.compile(
+    rf"{NAME} (?:magazine|newspaper|journal|film|movie|series|album|song|band|group|club|team|company|brand"
+    rf"|university|college|school|museum|river|lake|mountain|city|town|village|district|county|state|region|island|hotel"
+    rf"|game|book|novel|opera)\b"
+)
+_YEAR = re.compile(r"(?:1?\d{3}|20\d\d)(?:\s?[-–]\s?\d{2,4})?")
 _MONTH = re.compile(r"january|february|march|april|may|june|july|august|september|october|november|december")
+#: What an answer to "when" or "how many" contains.
+_NUMBER = re.compile(
+    r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|hundred|thousand"
+    r"|million|billion|once|twice|\w+(?:teen|eenth)|first|second|third|\w+[fxvn]th|none|several|many)\b"
+)
+_TIME = re.compile(
+    rf"{_NUMBER.pattern}|{_MONTH.pattern}|\b(?:century|era|age|period|war|reign|during|after|before|until|since|day"
+    r"|summer|winter|spring|autumn)\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +92,18 @@ class Wording:
 
 def words_of(text: str) -> Words:
     """The words of a text in lower case, without accents and possessives; compounds are split."""
-    return tuple(word for found in _WORD.findall(_plain(text).lower()) for word in COMPOUNDS.get(found, (found,)))
+    words = tuple(word for found in _WORD.findall(_plain(text).lower()) for word in COMPOUNDS.get(found, (found,)))
+    return words if _PHRASE_STARTS.isdisjoint(words) else _with_phrases(words)
+
+
+def _with_phrases(words: Words) -> Words:
+    joined: list[str] = []
+    for word in words:
+        if joined and (joined[-1], word) in PHRASES:
+            joined[-1] = PHRASES[joined[-1], word]
+        else:
+            joined.append(word)
+    return tuple(joined)
 
 
 def _plain(text: str) -> str:
@@ -99,15 +149,26 @@ def mask_name(words: Words, spellings: Sequence[Words]) -> Words | None:
             if words[start : start + len(spelling)] == spelling:
                 return (*words[:start], NAME, *words[start + len(spelling) :])
     for spelling in spellings:
-        parts = set(spelling) - STOP_WORDS
+        parts = set(spelling) - STOP_WORDS - _TIME_WORDS
         if parts and parts.issubset(words):
             return tuple(NAME if word in parts else word for word in words)
+        if parts and {stem(part) for part in parts} <= (stems := {stem(word) for word in words}):
+            return tuple(NAME if stem(word) in stems & {stem(part) for part in parts} else word for word in words)
     return None
 
 
 def parse_wording(masked: Words) -> Wording:
     """The relation and the kind of answer of masked words."""
-    words = tuple(_APPOSITION.sub(NAME, " ".join(masked)).split())
+    once = [word for index, word in enumerate(masked) if word != NAME or masked[index - 1 : index] != (NAME,)]
+    words = tuple(_APPOSITION.sub(NAME, " ".join(once)).split())
+    if words[-1:] == ("from",):
+        words = (*words[:-1], ORIGIN)
+    elif words[-1:] == ("about",):
+        words = (*words[:-1], _SUBJECT)
+    if not _ALL_QUESTION_WORDS.isdisjoint(words):  # "Who founded Rain magazine?", but not "Rain magazine"
+        words = tuple(_CLASS_AFTER_NAME.sub(NAME, " ".join(words)).split())
+    if words in (("who", "is", NAME), ("who", "was", NAME)):
+        return Wording((), None)  # asks for anything about it
     return Wording(content_words(words), _kind(words))
 
 
@@ -122,20 +183,78 @@ def content_words(words: Words) -> Words:
 
 def _kind(words: Words) -> str | None:
     """The kind of answer that masked words ask for; None if they do not show it."""
+    if words[:1] and words[0] in _YES_NO:
+        return None
+    if words[:1] == ("what",) and words[1:2] and words[1] in _DOES:  # not a person, a place or a date
+        return "thing"
+    if _ALL_QUESTION_WORDS.isdisjoint(words):
+        return _kind_of_keywords(words)
     for index, word in enumerate(words):
         if word in KIND_OF:  # "the city where", "birth date of": a noun instead of a question
             return KIND_OF[word]
-        if word in _QUESTION_WORDS:
-            return _QUESTION_WORDS[word]
-        if word in ("which", "what"):
-            rest = words[index + 1 :]
-            is_what = bool(rest) and rest[0] in _COPULAS  # "what is the nearest city", not "which city is"
-            if is_what:
-                rest = rest[2:] if rest[1:2] and rest[1] in _ARTICLES else rest[1:]
-            noun = rest[: next((n for n, each in enumerate(rest) if each in STOP_WORDS or each == NAME), len(rest))]
-            kinds = [KIND_OF[each] for each in noun if each in KIND_OF]
-            return kinds[-1 if is_what else 0] if kinds else None
+        if word in _ALL_QUESTION_WORDS and word != "whose":
+            return _asked_kind(word, words[index + 1 :])
     return None
+
+
+def _asked_kind(word: str, rest: Words) -> str | None:
+    """The kind of answer of a question word and what follows it."""
+    if word == "how":
+        return _HOW.get(rest[0], "quantity") if rest else None
+    if word in _QUESTION_WORDS:
+        return _QUESTION_WORDS[word]
+    is_what = bool(rest) and rest[0] in _COPULAS  # "what is the nearest city", not "which city is"
+    if is_what:
+        rest = rest[2:] if rest[1:2] and rest[1] in (*_ARTICLES, NAME) else rest[1:]
+    noun = rest[: next((n for n, each in enumerate(rest) if each in STOP_WORDS or each == NAME), len(rest))]
+    kinds = [KIND_OF[each] for each in noun if each in KIND_OF]
+    return kinds[-1 if is_what else 0] if kinds else None
+
+
+def _kind_of_keywords(words: Words) -> str | None:
+    """The last noun that names a kind: "@ director birth year". With "of", the one before it: "date of birth"."""
+    head = words[: words.index("of")] if "of" in words else words
+    for part in (head, words):
+        if kinds := [KIND_OF[word] for word in part if word in KIND_OF]:
+            return kinds[-1]
+    return None
+
+
+def without_subject(words: Words) -> Words:
+    """A comparison without the noun that says what is compared: "Which film director is older, ..."."""
+    if words[:1] != ("which",):
+        return words
+    end = next((index for index, word in enumerate(words[1:], start=1) if word in STOP_WORDS), 0)
+    return words[end:] if end and words[end] in _COPULAS | {"has", "have", "had", "released"} else words
+
+
+def question_kind(text: str) -> str | None:
+    """The kind of answer of a whole question, which may begin with a description: "The man who ... in what year?"
+
+    >>> question_kind("The director who made Rain was born in what year?"), question_kind("Who made Rain?")
+    ('time', 'who')
+    """
+    words = words_of(text)
+    for asked in (("what", "which", "when", "where", "how"), ("who", "whom")):
+        for index, word in enumerate(words):
+            # "the film in which", "the year when": not a question
+            relative = word in ("which", "when", "where") and index > 1 and words[index - 1] not in _LINKING | _COPULAS
+            described = word == "which" and index > 1 and words[index - 2] in KIND_OF
+            if word in asked and not relative and not described:
+                return _asked_kind(word, words[index + 1 :])
+    return None
+
+
+def may_answer(kind: str | None, answer: str) -> bool:
+    """Whether an answer can be of a kind, as far as its text shows it: a date and a number contain a number.
+
+    >>> may_answer("time", "4 May 1900"), may_answer("time", "Velm"), may_answer("who", "4 May 1900")
+    (True, False, False)
+    """
+    text = answer.lower()
+    if kind in ("time", "quantity"):
+        return (_TIME if kind == "time" else _NUMBER).search(text) is not None
+    return kind is None or kind_of_answer(answer) is None
 
 
 def kind_of_answer(answer: str) -> str | None:

@@ -1,7 +1,8 @@
 """Episodes of a policy: evaluated, or sampled by a stage so that their steps can be judged.
 
 In: a policy and questions. Out: an `Evaluation`, or trajectories, which are stored in the stage's `episodes/`. After a
-kill, stored episodes are not sampled again; of several processes, the main one samples.
+kill, stored episodes are not sampled again; of several processes, the main one samples. Before that, `report_gold`
+prints how many gold passages the index has.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,33 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.evaluation.evaluator import Evaluation, check_played, evaluate
+from stepladder.evaluation.gold_coverage import GoldCoverage, gold_coverage
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.stage import POLICY, Task
+
+
+def report_gold(context: RunContext, questions: Sequence[Question], *, labels: bool) -> None:
+    """Print how many gold passages the index has; raise if steps are to be labelled and most are missing."""
+    if (coverage := _count_gold(context, questions)) is not None:
+        if labels:
+            coverage.check()
+        line = coverage.line() + coverage.warning()
+        context.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def check_gold(context: RunContext, questions: Sequence[Question]) -> None:
+    """Raise if steps are to be labelled and an index other than the data set's own lacks most gold passages."""
+    if context.settings.data.index is not None and (coverage := _count_gold(context, questions)) is not None:
+        coverage.check()
+
+
+def _count_gold(context: RunContext, questions: Sequence[Question]) -> GoldCoverage | None:
+    if context.retriever is None:
+        return None
+    own = context.data.passages if context.settings.data.index is None else None
+    return gold_coverage(questions, context.retriever, own)
 
 
 def evaluate_policy(

@@ -34,7 +34,7 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         "agent": agent_content(recipe.shared.agent),
         **_prompting_ingredients(recipe.shared),
         "dtype": recipe.shared.dtype,
-        **dict(_flat("search", recipe.shared.search.model_dump(mode="json", exclude={"device"}, exclude_none=True))),
+        **dict(_flat("search", _search_ingredients(recipe.shared))),
         **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
         **_data_ingredients(recipe.shared.data),
     }
@@ -99,6 +99,10 @@ def _outside(stage: Stage) -> Ingredients:
 def agent_content(agent: str) -> str:
     """The identity of an agent: its name, or the content of its file."""
     return f"content {content(Path(agent))}" if is_agent_file(agent) else agent
+
+
+def _search_ingredients(shared: SharedConfig) -> Ingredients:
+    return shared.search.model_dump(mode="json", exclude={"device", "timeout"}, exclude_none=True)
 
 
 def _prompting_ingredients(shared: SharedConfig) -> Ingredients:

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from stepladder.core.config import Config
-from stepladder.core.step_scorer import StepScorer
+from stepladder.core.step_scorer import Derived, StepScorer
 from stepladder.explore.guided import Aggregate, Guide
 from stepladder.pipeline.resources import RunContext
 
@@ -24,6 +24,8 @@ class GuideConfig(Config):
 
     #: Chosen by the score of a reward model, by the gold judge (an upper bound), or by majority vote over answers.
     by: Literal["prm", "gold", "vote"] = "prm"
+    #: Gold judge: how a step counts that follows from an earlier error: not at all (unjudged), as good, or as faulty.
+    derived: Derived = "unjudged"
     #: Best of n per step, beam search over steps, best of n episodes, or Monte Carlo tree search.
     strategy: Literal["actions", "beam", "trajectories", "mcts"] = "actions"
     #: Samples per step, or per question for whole episodes.
@@ -48,8 +50,14 @@ class GuideConfig(Config):
             for name, strategies in _USED_BY.items()
             if strategy not in strategies
         }
+        if self.by != "gold":
+            found["derived"] = f"with by: {self.by} (only the gold judge knows derived steps)"
         vote = {"strategy": "with by: vote (it chooses among the answers of whole episodes)"}
         return {**vote, **found} if self.by == "vote" else found
+
+    def inert(self) -> frozenset[str]:
+        """`derived`, unless it is set."""
+        return super().inert() | (frozenset({"derived"}) if self.derived == "unjudged" else frozenset())
 
     def describe(self) -> dict[str, object]:
         """The settings that have an effect, for the description of a result."""
@@ -65,4 +73,4 @@ class GuideConfig(Config):
 
     def scorer(self, context: RunContext, reward: str | None) -> StepScorer | None:
         """The step scorer, or None for a vote. `reward` is the folder of the reward model, for `by: prm`."""
-        return None if self.by == "vote" else context.scorer(self.by, reward)
+        return None if self.by == "vote" else context.scorer(self.by, reward, derived=self.derived)

@@ -36,7 +36,7 @@ from stepladder.judges.registry import make_scorer
 from stepladder.models import absolute_if_folder
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import absolute_location, load_retriever, with_reranker
+from stepladder.retrieval.factory import SearchConfig, absolute_location, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.trackers import ReportTo
@@ -84,7 +84,8 @@ class DataConfig(Config):
     #: Number of the remaining train questions reserved for `sft`. Other stages use the rest, so that no policy is
     #: rolled out on questions whose solution it was shown.
     warmup: int = Field(default=0, ge=0)
-    #: An index folder, or URLs of search servers, instead of an index over the data set's own passages.
+    #: An index folder or URLs of search servers, or several joined by +, instead of an index over the data set's own
+    #: passages.
     index: Annotated[str, Field(min_length=1), AfterValidator(absolute_location)] | None = None
 
     @model_validator(mode="before")
@@ -112,17 +113,6 @@ class DataConfig(Config):
         data = open_files("the data", self.files) if name is None else load_dataset(name, seed=self.world_seed)
         data = held_out(data, self.holdout) if self.holdout else data
         return with_warmup(data, self.warmup) if self.warmup else data
-
-
-class SearchConfig(Config):
-    """Retrieval settings."""
-
-    #: Passages per search.
-    k: int = Field(default=3, ge=1)
-    #: A cross-encoder (folder or hub name) that reranks the results.
-    rerank: Annotated[str, AfterValidator(absolute_if_folder)] | None = None
-    #: Device of the query encoder. By default the GPU is left to the models in training.
-    device: str = "cpu"
 
 
 class LimitConfig(Config):
@@ -276,7 +266,7 @@ class RunContext:
             return None
         search = self.settings.search
         if self.settings.data.index is not None:
-            return load_retriever(self.settings.data.index, device=search.device, rerank=search.rerank)
+            return search.open(self.settings.data.index)
         return with_reranker(BM25Index.from_passages(self.data.passages or ()), search.rerank, search.device)
 
     def close(self) -> None:

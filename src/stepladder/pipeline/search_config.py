@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from stepladder.core.config import Config
 from stepladder.core.requests import Sampling
+from stepladder.core.step_scorer import Derived
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.mcts import MCTSConfig, Selection
 from stepladder.judges.llm.config import LLMJudgeConfig
@@ -42,11 +43,19 @@ class TreeStageConfig(Config):
     balance: bool = True
     #: The LLM that scores or ranks steps, if one does, and its budget.
     llm: LLMJudgeConfig | None = None
+    #: Gold judge as scorer: how a step counts that follows from an earlier error: not at all (unjudged), as good, or as
+    #: faulty.
+    derived: Derived = "unjudged"
     #: Concurrent trees, all of which are in memory.
     max_concurrent_trees: int = Field(default=64, ge=1)
 
     #: Modes of the LLM that this stage can use; the first is the default.
     llm_modes: ClassVar[tuple[Mode, ...]] = ("value", "score")
+
+    @property
+    def uses_gold(self) -> bool:
+        """Whether the gold judge scores the steps."""
+        return False
 
     def unused(self) -> Mapping[str, str]:
         """Scores are not compared with each other."""
@@ -55,6 +64,10 @@ class TreeStageConfig(Config):
             if self.llm is None
             else {"llm.score_margin": "with an LLM in this stage (its scores make no preferences here)"}
         )
+
+    def inert(self) -> frozenset[str]:
+        """`derived`, unless it is set."""
+        return super().inert() | (frozenset({"derived"}) if self.derived == "unjudged" else frozenset())
 
     @model_validator(mode="before")
     @classmethod
@@ -104,12 +117,18 @@ class ExploreConfig(TreeStageConfig):
             raise ValueError("evaluate: llm and the settings of the model (llm.model) must be given together")
         return self
 
+    @property
+    def uses_gold(self) -> bool:
+        return self.evaluate == "gold"
+
     def unused(self) -> Mapping[str, str]:
         """Settings of rollouts and of early stopping."""
         found = {}
         if self.evaluate != "rollout":
             names = ("rollout_temperature", "keep_rollouts")
             found = dict.fromkeys(names, f"with evaluate: {self.evaluate} (there are no rollouts)")
+        if self.evaluate != "gold":
+            found["derived"] = f"with evaluate: {self.evaluate} (only the gold judge knows derived steps)"
         if self.patience is None:
             found["tolerance"] = "with patience: null (there is no early stopping)"
         return {**super().unused(), **found}

@@ -15,6 +15,7 @@ from stepladder.driver.progress import Progress
 from stepladder.evaluation.evaluator import FULL_WINDOW
 from stepladder.explore.tree_store import Grow, explore, read_trees, throughput_note
 from stepladder.explore.values import monte_carlo
+from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.search_config import TreeStageConfig
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task
@@ -26,11 +27,16 @@ _CACHED_GENERATIONS = 16_384
 
 
 def check_tree_stage(settings: TreeStageConfig, context: RunContext) -> None:
-    """Questions must have answers, there must be an index if the agent searches, and prices for paid models."""
+    """Questions must have answers, there must be an index if the agent searches, and prices for paid models.
+
+    For the gold judge the index must have most gold passages.
+    """
     context.expect_answers(settings.split)
     context.check_server()
     if settings.llm is not None:
         settings.llm.check()
+    if settings.uses_gold:
+        check_gold(context, context.split(settings.split))
 
 
 def grow_trees(
@@ -44,7 +50,8 @@ def grow_trees(
         engine = stack.enter_context(context.engine(task.inputs[POLICY], folder=task.folder))
         scores = None
         if scorer is not None:
-            made = context.scorer(scorer, task.inputs.get(REWARD), llm=settings.llm, folder=task.folder)
+            options = {"llm": settings.llm, "folder": task.folder, "derived": settings.derived}
+            made = context.scorer(scorer, task.inputs.get(REWARD), **options)
             scores = stack.enter_context(closing(made))
         driver = Driver(
             engine,

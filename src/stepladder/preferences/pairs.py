@@ -16,11 +16,13 @@ from stepladder.core.answer_metrics import normalize, token_overlap
 from stepladder.core.config import Config
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
+from stepladder.core.step_scorer import Derived
 from stepladder.core.trace import Action, ActionKind, Node, Pair, Side, Step, Tree
 from stepladder.explore.ranked import best_branch
 from stepladder.explore.values import depths_of, monte_carlo, spre
 from stepladder.judges.base import Judge
 from stepladder.oracle.step_judge import judge_tree
+from stepladder.oracle.step_verdicts import verdict_value
 
 
 class PairRules(Config):
@@ -40,6 +42,13 @@ class PairRules(Config):
     per_state: int | None = Field(default=None, ge=1)
     #: Discount per step of SPRE values.
     decay: float = Field(default=0.9, gt=0, le=1)
+    #: How the gold judge, as judge and in the statistics, counts a step that follows from an earlier error: not at all
+    #: (unjudged), as good, or as faulty.
+    derived: Derived = "unjudged"
+
+    def inert(self) -> frozenset[str]:
+        """`derived`, unless it is set."""
+        return super().inert() | (frozenset({"derived"}) if self.derived == "unjudged" else frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class TreePairs:
 
 def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePairs]:
     """The pairs of one tree, from the root down."""
-    gold = [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
+    gold = [verdict_value(verdict, rules.derived) for verdict in judge_tree(tree)]
     values = {"mc": monte_carlo(tree), "spre": spre(tree, rules.decay), "gold": gold}
     depths = depths_of(tree)
 

@@ -15,6 +15,7 @@ from stepladder.preferences.pair_stats import format_counts
 UPPER_BOUND = " (upper bound)"
 #: Rows of the table: metric, label, decimals.
 _ROWS = (
+    ("accuracy", "accuracy", 3),
     ("em", "exact match", 3),
     ("f1", "F1", 3),
     ("judged", "right by the judge", 3),
@@ -36,6 +37,9 @@ _ROWS = (
     ("tokens_written", "tokens written", 0),
 )
 
+#: Metrics that equal accuracy where answers are right or wrong.
+_OF_TEXTS = ("em", "f1", "precision", "recall", "cover_em")
+
 
 def print_summary(console: Console, summary: Summary, title: str) -> None:
     """Print the table of an evaluation, and below it stop reasons, misses, EM by hops and failures."""
@@ -47,6 +51,8 @@ def print_summary(console: Console, summary: Summary, title: str) -> None:
     for name, label, digits in _ROWS:
         if name == "searches_made" and summary.metrics.get(name) == summary.metrics.get("searches"):
             continue  # nothing was discarded
+        if name in _OF_TEXTS and summary.metrics.get(name) == summary.metrics.get("accuracy"):
+            continue  # no answer is a text
         if name in summary.metrics:
             mean, _, bounds = interval_text(summary.metrics[name], digits).partition(" ")
             table.add_row(label, mean, bounds)

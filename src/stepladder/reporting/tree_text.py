@@ -13,6 +13,8 @@ from stepladder.oracle.step_judge import judge_tree
 from stepladder.reporting.charts.tree_diagram import KIND_LABELS
 from stepladder.reporting.charts.tree_layout import content_of, is_unvisited, most_visited_path, ordered_children
 
+#: The styles of faults, and of steps that follow from an earlier one.
+_FAULTS = {False: "red", True: "yellow"}
 _STYLES = {
     ActionKind.QUERY: "cyan",
     ActionKind.EVIDENCE: "blue",
@@ -24,7 +26,7 @@ _STYLES = {
 
 def print_tree(console: Console, tree: Tree) -> None:
     """Print the tree as a table, one line per node."""
-    answers = f"; answer: {printable(' | '.join(tree.question.answers[:3]))}" if tree.question.answers else ""
+    answers = f"; answer: {printable(' | '.join(tree.question.shown_answers[:3]))}" if tree.question.answers else ""
     heading = f"[bold]{printable(tree.question.text)}[/]\n[dim]{printable(tree.question.id)}{answers}[/]\n"
     console.print(heading, highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
@@ -41,7 +43,7 @@ def print_tree(console: Console, tree: Tree) -> None:
             _number(node.value if node.visits else None),
             _number(shortest[node.id]),
             _number(node.reward),
-            "" if verdict is None else "good" if verdict.good else f"[red]{verdict.fault}[/]",
+            "" if verdict is None else "good" if verdict.good else f"[{_FAULTS[verdict.derived]}]{verdict.fault}[/]",
             style="dim" if is_unvisited(node) else None,
         )
     console.print(table)

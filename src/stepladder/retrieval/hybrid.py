@@ -11,9 +11,14 @@ scores   weighted sum of each retriever's scores after min-max normalization per
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from stepladder.core.config import Config
+from stepladder.core.display import shortened
 from stepladder.core.errors import StepladderError
+from stepladder.core.questions.excerpts import words_of
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
 
@@ -23,6 +28,41 @@ RANK_CONSTANT = 60
 DEPTH = 100
 
 Fusion = Literal["ranks", "scores"]
+Weights = tuple[Annotated[float, Field(ge=0)], ...]
+
+
+class FusionConfig(Config):
+    """How the results of several retrievers are joined; None is the default of what joins them."""
+
+    #: ranks or scores.
+    fusion: Fusion | None = None
+    #: One weight per retriever, in their order.
+    weights: Weights | None = None
+    #: The constant of rank fusion.
+    rank_constant: int | None = Field(default=None, ge=0)
+
+    def refuse(self, location: str) -> None:
+        """Raise if something is set: the location is a single index, whose results are not joined with others."""
+        given = {"fusion": self.fusion, "weights": self.weights, "rank_constant": self.rank_constant}
+        if names := [name for name, value in given.items() if value is not None]:
+            raise StepladderError(
+                f"{' and '.join(names)} need several indexes (INDEX+INDEX), or one of several kinds (bm25+hnsw); "
+                f"{location} is a single one"
+            )
+
+    def fuse(
+        self, retrievers: Sequence[Retriever], fusion: Fusion, weights: tuple[float, ...] | None = None
+    ) -> "HybridRetriever":
+        """The retrievers as one. `fusion` and `weights` are the defaults; default weights are for default fusion."""
+        chosen = self.fusion or fusion
+        weights = self.weights or (weights if chosen == fusion else None)
+        if weights is not None and (len(weights) != len(retrievers) or not any(weights)):
+            raise StepladderError(
+                f"found the weights {', '.join(map(str, weights))} for {len(retrievers)} indexes; expected one for "
+                "each, not all of them 0"
+            )
+        constant = RANK_CONSTANT if self.rank_constant is None else self.rank_constant
+        return HybridRetriever(retrievers, fusion=chosen, weights=weights, constant=constant)
 
 
 class HybridRetriever(Retriever):
@@ -115,6 +155,18 @@ def _best(
     for ranking, each, weight in zip(rankings, shares, weights or [1.0] * len(rankings), strict=True):
         for passage, share in zip(ranking, each, strict=True):
             sums[passage.id] = sums.get(passage.id, 0.0) + weight * share
-            passages.setdefault(passage.id, passage)
+            if passages.setdefault(passage.id, passage).text != passage.text:
+                _check_same(passages[passage.id], passage)
     best = sorted(sums, key=lambda each: -sums[each])[:k]  # stable: ties keep insertion order
     return tuple(replace(passages[each], score=sums[each]) for each in best)
+
+
+def _check_same(one: Passage, other: Passage) -> None:
+    """Raise if two passages with one id are different ones. Their texts may be cut or formatted differently."""
+    ours, theirs = ({*words_of(f"{each.title} {each.text}")} for each in (one, other))
+    if 2 * len(ours & theirs) < min(len(ours), len(theirs)):
+        raise StepladderError(
+            f"the indexes have different passages with the id {one.id!r}: {shortened(one.text)} and "
+            f"{shortened(other.text)}. Passages with one id are fused, so build the indexes from one corpus, or from "
+            "corpora whose ids differ"
+        )

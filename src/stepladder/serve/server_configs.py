@@ -41,7 +41,7 @@ class AgentServerConfig(HTTPConfig):
     #: Maximum number of questions that wait.
     max_waiting: int = Field(default=256, ge=1)
     #: Maximum number of passages of the search tool.
-    max_topk: int = Field(default=20, ge=1)
+    max_topk: int = Field(default=100, ge=1)
     #: Timeout in seconds for an answer, including the time in the queue.
     answer_seconds: float = Field(default=600.0, gt=0)
 
@@ -52,13 +52,14 @@ class ServerConfig(HTTPConfig):
     #: Default passages per query.
     topk: int = Field(default=3, ge=1)
     max_topk: int = Field(default=100, ge=1)
-    #: Queries per request.
-    max_queries: int = Field(default=512, ge=1)
-    #: Characters per query.
+    #: Queries per request. Search-R1 sends those of a whole GRPO batch at once: 512 questions x 5 rollouts.
+    max_queries: int = Field(default=4096, ge=1)
+    #: Characters per query. Longer ones are truncated, since one in a batch must not fail all others.
     max_characters: int = Field(default=MAX_QUERY_CHARACTERS, ge=1)
-    max_body_bytes: int = Field(default=8 * 2**20, ge=1)
+    #: Bytes per request: `max_queries` queries of `max_characters` ASCII characters.
+    max_body_bytes: int = Field(default=32 * 2**20, ge=1)
     #: Queued queries of all requests.
-    max_waiting: int = Field(default=10_000, ge=1)
+    max_waiting: int = Field(default=20_480, ge=1)
     #: LRU cache of results, limited by entries and bytes; 0 of either disables it.
     cache_entries: int = Field(default=10_000, ge=0)
     cache_bytes: int = Field(default=256 * 2**20, ge=0)

@@ -187,6 +187,24 @@ def test_at_the_step_limit_the_answer_is_asked_for_after_the_passages(name: str)
     assert play(make_agent(name), [SEARCH[name]], max_steps=1).stop is StopReason.STEP_LIMIT
 
 
+@pytest.mark.parametrize("name", SEARCHING)
+def test_the_slips_before_it_are_no_part_of_the_request_for_an_answer(name: str) -> None:
+    trajectory = play(lenient(name), [IDLE, IDLE, IDLE, "It is Velm."])
+    assert kinds(trajectory) == [*["malformed"] * 3, "answer"]
+    assert IDLE not in "".join(segment.text for segment in trajectory.consumed(3))
+
+
+@pytest.mark.parametrize("name", ["react", "search-r1"])
+def test_what_was_found_before_the_slips_is_part_of_it(name: str) -> None:
+    replies = [SEARCH[name], IDLE, IDLE, IDLE, "It is Velm."]
+    trajectory = play(lenient(name), replies)
+    assert kinds(trajectory) == ["query", *["malformed"] * 3, "answer"]
+    asked = "".join(segment.text for segment in trajectory.consumed(4))
+    assert IDLE not in asked
+    assert "Ada Tarn in 1871" in asked
+    assert not play(lenient(name).in_one_context(), replies).steps[4].restarts
+
+
 @pytest.mark.parametrize("name", sorted({*SEARCHING} - {"research"}))  # its queries come with a draft of the answer
 def test_a_policy_that_searches_when_asked_for_its_answer_gives_none(name: str) -> None:
     trajectory = play(lenient(name), [SEARCH[name], SEARCH[name]], max_steps=1)

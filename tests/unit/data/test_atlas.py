@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from stepladder.core.answer_metrics import normalize
 from stepladder.core.errors import UnknownName
+from stepladder.core.questions.gold_matching import gold_found
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.atlas import SIZES, Atlas, generate_atlas
 from stepladder.data.atlas.articles import write_library
@@ -317,6 +319,17 @@ def test_gold_passages_are_the_hops_and_contain_their_answers_word_for_word(
         for hop in question.hops:
             for identifier in hop.passages:
                 assert hop.answer in passages[identifier].text, (hop, passages[identifier])
+
+
+def test_gold_passages_are_recognized_under_other_ids(questions: list[Question], passages: dict[str, Passage]) -> None:
+    renamed = {passage.id: replace(passage, id=str(number)) for number, passage in enumerate(passages.values())}
+    assert len({passage.title for passage in passages.values()}) == len(passages)
+    for question in questions[:200]:
+        gold = [[renamed[each] for each in group] for group in question.gold_passages]
+        for number, group in enumerate(gold):
+            assert all(gold_found(question, [passage])[number] for passage in group)
+            others = [passage for other in gold if other is not group for passage in other]
+            assert not gold_found(question, others)[number]
 
 
 def test_no_passage_answers_two_hops_of_a_question(questions: list[Question]) -> None:

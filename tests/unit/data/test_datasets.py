@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import Passage, Question
+from stepladder.core.trace import GoldText, Passage, Question
 from stepladder.data import absolute_name, data_files, load_dataset
 from stepladder.data.formats.base import read_questions
 from stepladder.pipeline.fingerprint import all_ingredients
@@ -105,6 +105,37 @@ def test_titles_find_gold_passages_in_the_corpus_or_in_the_context(folder: Path)
     ]
 
 
+def test_without_a_corpus_a_title_is_an_id_that_any_index_is_searched_for(folder: Path) -> None:
+    facts = {"supporting_facts": {"title": ["Rain", "Ada Orm"], "sent_id": [0, 1]}}
+    (question,) = read_questions(write(folder / "alone.jsonl", line("q", **facts))).questions
+    assert question.gold_passages == (("Rain",), ("Ada Orm",))
+    assert question.gold_texts == (GoldText("Rain", "Rain"), GoldText("Ada Orm", "Ada Orm"))
+
+
+def test_gold_passages_are_described_by_the_corpus(folder: Path) -> None:
+    facts = {"title": ["Rain", "Dust"], "ids": [["p3", "p4"], ["gone"]]}
+    write(folder / "train.jsonl", {**line("q", supporting_facts=facts), "golden_answers": ["Velm"]})
+    texts = {"p3": '"Rain"\nRain fell on Velm.', "p4": '"Rain (film)"\nA film.', "p5": '"Dust"\nDust fell.'}
+    write(folder / "corpus.jsonl", *({"id": key, "contents": text} for key, text in texts.items()))
+    (question,) = load_dataset(str(folder)).split("train")
+    assert question.gold_texts == (
+        GoldText("p3", "Rain", ("Rain fell on Velm.",)),
+        GoldText("p4", "Rain (film)", ("A film.",)),
+        GoldText("gone", "Dust"),
+    )
+
+
+def test_of_an_article_in_hundreds_of_passages_few_are_described_those_with_the_answer_first(folder: Path) -> None:
+    facts = {"title": ["Rain", "Dust"], "sent_id": [0, 0]}
+    write(folder / "train.jsonl", {**line("q", supporting_facts=facts), "golden_answers": ["Velm"]})
+    cut = [{"id": f"r{n}", "contents": f'"Rain"\nPart {n} is about rain.'} for n in range(200)]
+    cut += [{"id": "last", "contents": '"Rain"\nRain fell on Velm.'}, {"id": "d", "contents": '"Dust"\nDust fell.'}]
+    write(folder / "corpus.jsonl", *cut)
+    (question,) = load_dataset(str(folder)).split("train")
+    assert [len(group) for group in question.gold_passages] == [201, 1]
+    assert [text.id for text in question.gold_texts] == ["last", *(f"r{n}" for n in range(7)), "d"]
+
+
 def test_chains_are_made_of_texts_in_the_corpus(folder: Path) -> None:
     facts = {"title": ["Rain", "Ada Orm"], "ids": [["p3"], ["p4"]]}
     asked = {**line("q", type="bridge", supporting_facts=facts), "question": "Where did the director of Rain die?"}
@@ -124,6 +155,7 @@ def test_joined_sets_take_turns(folder: Path, other: Path) -> None:
     ids = [question.id for question in data.split("train")]
     assert ids == ["rain/t0", "dust/t0", "rain/t1", "rain/t2", "dust/t1", "rain/t3"]
     assert data.split("train")[1].gold_passages == (("dust/p1",),)
+    assert {text.id for question in data.split("train") for text in question.gold_texts} == {"rain/p1", "dust/p1"}
     assert [passage.id for passage in data.passages or ()] == ["rain/p1", "rain/p2", "dust/p1"]
     assert [question.id for question in data.split("test")] == ["dust/x"]
 
@@ -153,7 +185,7 @@ def test_sets_of_one_name_are_not_joined(folder: Path) -> None:
 def test_published_sets_are_looked_for(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPLADDER_DATA", raising=False)
-    with pytest.raises(StepladderError, match=r"looked in data.musique\. Get musique_ans_v1.0_train.jsonl, .*FlashRAG"):
+    with pytest.raises(StepladderError, match=r"looked in data.musique\. .*data get musique`; or get musique_ans"):
         load_dataset("musique")
     folder.rename(tmp_path / "sets" / "musique")
     (tmp_path / "data").symlink_to(tmp_path / "sets")

@@ -142,6 +142,22 @@ def test_a_bridge_that_the_question_only_describes() -> None:
     ]
 
 
+def test_a_clause_whose_subject_is_the_name_is_not_cut_in_two() -> None:
+    text = "Where is the magazine based that Ada Orm writes for?"
+    magazine = GoldPassage("Dust Weekly", ("2",), "Dust Weekly is a magazine. It is based in Kolm.")
+    writer = GoldPassage("Ada Orm", ("3",), "Ada Orm is a poet. She writes for Dust Weekly.")
+    assert asked(chain_hops(text, ("Kolm",), [writer, magazine], "bridge")) == [
+        ("Which magazine is connected with Ada Orm?", "Dust Weekly"),
+        (f"About #1: {text}", "Kolm"),
+    ]
+
+
+def test_an_answer_that_is_another_name_of_the_bridge_is_an_alias() -> None:
+    ada = GoldPassage("Ada Orm", ("3",), "Adelaide Ormond, known as Ada Orm, was a film director.")
+    hops = chain_hops("Which person born as Ormond directed Rain?", ("Adelaide Ormond",), [RAIN, ada], "bridge")
+    assert [(hop.answer, hop.aliases) for hop in hops] == [("Ada Orm", ("Adelaide Ormond",)), ("Adelaide Ormond", ())]
+
+
 def test_a_place_is_mentioned_without_its_country() -> None:
     text = "How many people has the town in which Ada Orm lived?"
     hops = chain_hops(text, ("700",), [ADA, VELM], "bridge")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepladder.core.trace import Hop, Question
+from stepladder.core.trace import GoldText, Hop, Question
 from stepladder.data.formats.base import read_questions
 from stepladder.data.formats.rows import QuestionFileError
 
@@ -51,8 +51,14 @@ def test_a_question_with_all_its_gold(tmp_path: Path) -> None:
             text="Who designed the bridge of Orla?",
             answers=("Ena Voss", "Voss"),
             hops=(
-                Hop("Which bridge is in Orla?", "Span One", ("p7",)),
-                Hop("Who designed #1?", "Ena Voss", ("p9", "p10"), aliases=("Voss",)),
+                Hop("Which bridge is in Orla?", "Span One", ("p7",), gold_texts=(GoldText("p7", "Orla"),)),
+                Hop(
+                    "Who designed #1?",
+                    "Ena Voss",
+                    ("p9", "p10"),
+                    aliases=("Voss",),
+                    gold_texts=(GoldText("p9", "Span One"), GoldText("p10", "Span One")),
+                ),
             ),
             gold_passages=(("p7",), ("p9", "p10")),
             kind="bridge",

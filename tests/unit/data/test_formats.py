@@ -1,11 +1,12 @@
 """The files of published question sets become questions with their gold, and a pool of passages."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stepladder.core.trace import Hop, Passage, Question
+from stepladder.core.trace import GoldText, Hop, Passage, Question
 from stepladder.data import load_dataset
 from stepladder.data.formats.base import detect_format, read_questions
 from stepladder.data.formats.rows import QuestionFileError, rows
@@ -40,9 +41,11 @@ def test_hotpotqa(tmp_path: Path) -> None:
     question = data.split("all")[0]
     assert (question.id, question.kind, question.answers) == ("5ade", "bridge", ("Velm",))
     assert question.gold_passages == (("Rain (film)",), ("Ada Orm",))
+    rain = GoldText("Rain (film)", "Rain (film)", ("Rain is a 1950 film. It was directed by Ada Orm.",))
+    ada = GoldText("Ada Orm", "Ada Orm", ("Ada Orm was a painter and film director. She died in Velm.",))
     assert question.hops == (
-        Hop("Who is the director of Rain?", "Ada Orm", ("Rain (film)",)),
-        Hop("Where did #1 die?", "Velm", ("Ada Orm",)),
+        Hop("Who is the director of Rain?", "Ada Orm", ("Rain (film)",), gold_texts=(rain,)),
+        Hop("Where did #1 die?", "Velm", ("Ada Orm",), gold_texts=(ada,)),
     )
     assert list(data.passages or ()) == [  # each once, though both questions have it
         Passage("Rain (film)", "Rain (film)", "Rain is a 1950 film. It was directed by Ada Orm."),
@@ -64,6 +67,10 @@ def test_the_fullwiki_file_may_lack_gold_passages(tmp_path: Path) -> None:
     question = one(write(tmp_path / "dev.json", {**HOTPOT, "context": [RAIN, DUST]}))
     assert question.hops == ()
     assert question.gold_passages == (("Rain (film)",), ("Ada Orm",))
+    assert [(text.title, bool(text.excerpts)) for text in question.gold_texts] == [
+        ("Rain (film)", True),
+        ("Ada Orm", False),
+    ]
 
 
 def test_questions_without_a_decomposition_are_counted(tmp_path: Path) -> None:
@@ -81,7 +88,7 @@ def test_2wikimultihopqa_with_aliases(tmp_path: Path) -> None:
     (tmp_path / "id_aliases.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     question = one(path)
     assert question.answers == ("Velm", "Velmish")
-    assert question.hops == (
+    assert tuple(replace(hop, gold_texts=()) for hop in question.hops) == (
         Hop("Who directed Rain?", "Ada Orm", ("Rain (film)",), ("A. Orm",)),
         Hop("Where did #1 die?", "Velm", ("Ada Orm",), ("Velmish",)),
     )
@@ -101,6 +108,11 @@ def test_musique(tmp_path: Path) -> None:
     ids = {passage.text: passage.id for passage in data.passages or ()}
     assert len(ids) == len(set(ids.values())) == 4  # two paragraphs of one article are two passages
     rain, ada = ids["Rain is a film by Ada Orm."], ids["Ada Orm died in Velm."]
+    assert [hop.gold_texts for hop in question.hops] == [
+        (GoldText(rain, "Rain", ("Rain is a film by Ada Orm.",)),),
+        (GoldText(ada, "Ada Orm", ("Ada Orm died in Velm.",)),),
+    ]
+    question = replace(question, hops=tuple(replace(hop, gold_texts=()) for hop in question.hops))
     assert question == Question(
         "2hop__1_2",
         "Where did the maker of Rain die?",

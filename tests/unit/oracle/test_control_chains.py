@@ -16,6 +16,7 @@ from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.oracle.control_chains import CHAINS, control_chains, control_variants
 from stepladder.oracle.step_judge import Fault, judge
+from stepladder.oracle.step_verdicts import verdict_value
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.prm.prm_data import from_chains
 from stepladder.train.sft.demonstrations import gold_demonstrations
@@ -196,7 +197,8 @@ def test_a_reward_model_learns_from_chains_what_the_gold_judge_says(name: str) -
     chains = list(control_variants(agent, play(agent), random.Random(0)).values())
     examples = list(from_chains(chains, builder))
     assert len(examples) == (len(chains) if name == "prorag-brief" else sum(len(chain.steps) for chain in chains))
-    verdicts = [verdict.value for chain in chains for verdict in judge(chain) if verdict is not None]
+    found = [verdict_value(verdict) for chain in chains for verdict in judge(chain)]
+    verdicts = [value for value in found if value is not None]
     assert [value for example in examples for value in example.values] == verdicts
     assert 0.0 in verdicts
     assert 1.0 in verdicts

@@ -14,7 +14,8 @@ from stepladder import Pair, Question, Step, Trajectory, Tree
 from stepladder.agents import make_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import write_records
-from stepladder.core.trace import Action, ActionKind, Author, Node, Segment, Side
+from stepladder.core.trace import Action, ActionKind, Author, Node, Passage, Segment, Side
+from stepladder.data import DataSet
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
@@ -162,7 +163,8 @@ class Knowing(ProcessRewardModel):
     """Scores as the gold judge would, and pairs by the number of their words."""
 
     def score_logits(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        return [tuple(4 * each - 2 for each in scores) for scores in GoldScorer().score(trajectories)]
+        found = GoldScorer().score(trajectories)
+        return [tuple(0.0 if each is None else 4 * each - 2 for each in scores) for scores in found]
 
 
 @pytest.fixture
@@ -177,6 +179,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     monkeypatch.setattr(RunContext, "engine", engine)
     monkeypatch.setattr(RunContext, "split", lambda self, name: questions)
     monkeypatch.setattr(RunContext, "retriever", WordRetriever(PASSAGES))
+    monkeypatch.setattr(RunContext, "data", DataSet("samples", {}, PASSAGES))
     return shop
 
 
@@ -230,6 +233,15 @@ def test_a_reward_model_that_knows_is_found_perfect(
     assert summary["right_at_0"] == 1.0
     assert summary["chains"]["gold"]["passes_0"] == 1.0
     assert all(summary["chains"][name]["passes_0"] == 0.0 for name in ("shuffled", "truncated", "answer_first"))
+
+
+def test_nothing_is_judged_by_gold_passages_that_the_index_does_not_have(
+    context: RunContext, reward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunContext, "data", DataSet("samples", {}, [Passage("x", "Dust", "Dust is a film.")]))
+    with pytest.raises(StepladderError, match=r"in the index: 0 of 2 \(by id\). Steps cannot be labelled"):
+        examine(context, reward, tmp_path)
+    assert not (tmp_path / "stage").exists()
 
 
 def test_without_pairs_nothing_is_said_of_them(context: RunContext, reward: Path, tmp_path: Path) -> None:

@@ -120,15 +120,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "blank.jsonl").write_text("\n\n")
     parquet_file(tmp_path / "whole.parquet", {"id": ["a"], "text": ["t"]})
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "whole.parquet").read_bytes()[:-20])
-    (tmp_path / "notes.docx").write_text("x")
+    (tmp_path / "notes.odt").write_text("x")
     for path, message in {
         tmp_path / "none.jsonl": "no such file or folder",
         tmp_path / "cut.jsonl.gz": r"truncated or corrupt after line \d+",
         tmp_path / "plain.jsonl.gz": "the content is not gzip",
         tmp_path / "blank.jsonl": "no passages found. Files read: 1, blank passages: 0",
         tmp_path / "cut.parquet": "cannot be read as Parquet after row 0",
-        tmp_path / "notes.docx": r"known kinds: .jsonl, .jsonl.gz, .parquet, .tsv, .tsv.gz, .txt, .md, or a folder",
-        tmp_path / "*.docx": "no file of a known kind, 1 others; known kinds: .jsonl",
+        tmp_path / "notes.odt": r"known kinds: .jsonl, .jsonl.gz, .parquet, .tsv, .tsv.gz, .txt, .md, .pdf, .html",
+        tmp_path / "*.odt": "no file of a known kind, 1 others; known kinds: .jsonl",
         tmp_path / "a**b": "invalid glob pattern",
     }.items():
         with pytest.raises(CorpusError, match=message) as caught:

@@ -276,7 +276,7 @@ def test_a_changed_corpus_begins_anew(models: Path, tmp_path: Path) -> None:
     corpus.write_text('{"id": "1", "text": "a tower"}\n{"id": "2", "text": "a ship"}\n')
     told.clear()
     build(fail=False)
-    assert "Reading passages" in told
+    assert "Reading the corpus (kB)" in told
     assert {passage.text for passage in open_index(tmp_path / "ix").search(["ship"], 5)[0]} == {"a tower", "a ship"}
 
 

@@ -60,6 +60,17 @@ def test_a_passage_comes_once_and_one_that_all_rank_first_is_first(rankings: lis
         assert found[0] in firsts
 
 
+def test_different_passages_with_one_id_are_refused() -> None:
+    tea, same, film = (
+        Passage("7", "", "Tea is a hot drink of leaves and water."),
+        Passage("7", "Tea", "Tea is a hot drink"),  # cut by a server
+        Passage("7", "Dust", "Dust was filmed in Orla by Ena Voss."),
+    )
+    assert [each.text for each in fuse_by_ranks([[tea], [same]], k=3)] == [tea.text]
+    with pytest.raises(StepladderError, match=r"different passages with the id '7'.* corpora whose ids differ"):
+        fuse_by_ranks([[tea], [film]], k=3)
+
+
 def test_each_retriever_is_asked_for_more_than_is_wanted() -> None:
     one, other = Fixed("abc", max_batch=8, concurrency=4), Fixed("cab", concurrency=2)
     hybrid = HybridRetriever([one, other], depth=2)

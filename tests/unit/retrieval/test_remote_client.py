@@ -189,13 +189,22 @@ def test_what_other_servers_answer_is_read_too() -> None:
     with scripted(lambda number: answers[number]) as server, remote(server.url) as retriever:
         (first, second), *others = [retriever.search([TOWER], 2)[0] for _ in answers]
     assert server.requests[0][0] == "/retrieve"
-    assert server.requests[0][2] == {"queries": [TOWER], "topk": 2, "return_scores": True}
+    assert server.requests[0][2] == {
+        "queries": [TOWER], "topk": 2, "topk_retrieval": 10, "topk_rerank": 2, "return_scores": True,
+    }  # fmt: skip
     assert (first.title, first.text, first.score) == ("Orm Tower", "Built.", 2.0)
     assert first.id != second.id, "ids are made of the contents"
     assert others[0] == (Passage("7", "Orm Tower", "Built."),)
     assert others[1] == (Passage(first.id, "Orm Tower", "Built."),)
     assert others[2] == (Passage("p", "", "Built.", 0.5),)
     assert others[3] == (Passage("p", "", "Built."),)
+
+
+def test_more_than_was_asked_for_and_the_same_twice_are_left_out() -> None:
+    """Search-R1's servers for web searches send the answer box, all results and related questions."""
+    three = [{"document": {"contents": f'"{title}"\nText'}} for title in ("A", "B", "A", "C", "D")]
+    with scripted(lambda _: found(*three)) as server, remote(server.url) as retriever:
+        assert [passage.title for passage in retriever.search([TOWER], 3)[0]] == ["A", "B", "C"]
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,9 @@ def test_tools_over_stdio_whatever_else_is_printed() -> None:
         ("answer_question", {"question": " "}, "the question is empty"),
         ("answer_question", {"question": "x" * 4001}, "the question has 4,001 characters; the limit is 4,000"),
         ("search", {"query": ["x"]}, "the query must be a string, found ['x']"),
-        ("search", {"query": "x", "k": 0}, "k must be an integer from 1 to 20, found 0"),
-        ("search", {"query": "x", "k": 10**9}, "k must be an integer from 1 to 20, found 1000000000"),
-        ("search", {"query": "x", "k": True}, "k must be an integer from 1 to 20, found True"),
+        ("search", {"query": "x", "k": 0}, "k must be an integer from 1 to 100, found 0"),
+        ("search", {"query": "x", "k": 10**9}, "k must be an integer from 1 to 100, found 1000000000"),
+        ("search", {"query": "x", "k": True}, "k must be an integer from 1 to 100, found True"),
     ],
 )
 def test_bad_arguments_are_said_to_the_caller(tool: str, arguments: Any, message: str) -> None:

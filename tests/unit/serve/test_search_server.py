@@ -71,11 +71,42 @@ def test_a_client_as_search_r1_writes_it_reads_the_same_passages(shared: Running
     assert sum(map(len, read)) >= 5
 
 
-def test_topk_may_be_left_out_or_null(shared: Running) -> None:
+@pytest.mark.parametrize("form", [{}, {"topk": None}, {"topk": 0}, {"topk": 3.0}, {"topk": "3"}, {"topk_rerank": 3}])
+def test_the_forms_of_topk_that_search_r1_takes(shared: Running, form: dict[str, Any]) -> None:
     three = shared.ask("Velm Tarn Orm", topk=3).json()
     assert len(three["result"][0]) == 3
-    assert shared.ask("Velm Tarn Orm").json() == shared.ask("Velm Tarn Orm", topk=None).json() == three
-    assert shared.ask("Velm Tarn Orm", topk=3.0).json() == three, "JSON has one kind of number"
+    assert shared.ask("Velm Tarn Orm", **form).json() == three
+    assert shared.ask("Velm Tarn Orm", topk=2, topk_rerank=3).json()["result"][0] == three["result"][0][:2]
+
+
+def test_the_forms_of_return_scores(shared: Running) -> None:
+    with_scores, without = (shared.ask(TOWER, return_scores=each).json() for each in (True, False))
+    assert with_scores != without
+    assert all(shared.ask(TOWER, return_scores=each).json() == with_scores for each in (1, "true"))
+    assert all(shared.ask(TOWER, return_scores=each).json() == without for each in (0, "false", None))
+
+
+def test_a_grpo_batch_of_search_r1_in_one_request(shared: Running, index: BM25Index) -> None:
+    """512 questions x 5 rollouts, some of them degenerate, by its client's own way to ask and to read."""
+    queries = [f"{(TOWER, TARN)[number % 2]} {number % 512}" for number in range(2559)] + ["tower \u5854 " * 5000]
+    payload = {"queries": queries, "topk": 3, "return_scores": True}
+    results = httpx2.post(f"{shared.url}/retrieve", json=payload, trust_env=False, timeout=60).json()["result"]
+    assert len(results) == 2560
+    texts = [[item["document"]["contents"].split("\n")[0] for item in result] for result in results]
+    expected = index.search([query[:8192] for query in queries], 3)
+    assert texts == [[f'"{found.title}"' for found in each] for each in expected]
+    assert shared.metric("stepladder_truncated_total") >= 1
+
+
+def test_refused_requests_are_logged_for_clients_that_do_not_look(
+    index: BM25Index, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(index, max_queries=2) as server:
+        for _ in range(3):
+            server.ask("a", "b", "c")
+    assert [record.getMessage() for record in caplog.records if "refused" in record.getMessage()] == [
+        "refused a request to /retrieve: 422: queries: List should have at most 2 items after validation, not 3"
+    ]
 
 
 def test_no_queries_no_results(shared: Running) -> None:
@@ -86,12 +117,12 @@ def test_health_info_and_metrics(shared: Running) -> None:
     assert shared.client.get("/health").json() == {"status": "ok"}
     told = shared.client.get("/info").json()
     assert told["index"] == INFO
-    assert told["limits"]["max_queries"] == 512
+    assert told["limits"]["max_queries"] == 4096
     assert "token" not in told["limits"]
     schema = shared.client.get("/openapi.json").json()
     asked = schema["components"]["schemas"]["SearchRequest"]["properties"]
-    assert (asked["queries"]["maxItems"], asked["queries"]["items"]["maxLength"]) == (512, 8192)
-    assert asked["topk"]["anyOf"] == [{"type": "integer", "minimum": 1, "maximum": 100}, {"type": "null"}]
+    assert asked["queries"]["maxItems"] == 4096
+    assert asked["topk"]["anyOf"][0] == {"type": "integer", "minimum": 0, "maximum": 100}
     before = shared.metric("stepladder_queries_total")
     shared.ask(TOWER, TARN)
     assert shared.metric("stepladder_queries_total") == before + 2
@@ -221,15 +252,17 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({"queries": ["a"] * 513}, "queries: List should have at most 512 items after validation, not 513"),
-        ({"queries": ["a", "b" * 8193]}, "queries[1]: String should have at most 8192 characters"),
+        ({"queries": ["a"] * 4097}, "queries: List should have at most 4096 items after validation, not 4097"),
         ({"queries": ["a"], "topk": 101}, "topk: Input should be less than or equal to 100, found 101"),
-        ({"queries": ["a"], "topk": 0}, "topk: Input should be greater than or equal to 1, found 0"),
+        ({"queries": ["a"], "topk": -1}, "topk: Input should be greater than or equal to 1, found -1"),
+        ({"queries": ["a"], "topk": "101"}, "topk: Input should be less than or equal to 100, found"),
         ({"queries": ["a"], "topk": 10**30}, "topk: Input should be less than or equal to 100, found 1000000"),
         ({"queries": ["a"], "topk": True}, "topk: Input should be a valid integer, found True"),
         ({"queries": ["a"], "topk": 3.5}, "topk: Input should be a valid integer, found 3.5"),
-        ({"queries": ["a"], "topk": "3"}, "topk: Input should be a valid integer, found '3'"),
-        ({"queries": ["a"], "return_scores": 1}, "return_scores: Input should be a valid boolean, found 1"),
+        ({"queries": ["a"], "topk": "03"}, "topk: Input should be a valid integer, found '03'"),
+        ({"queries": ["a"], "topk": [3]}, "topk: Input should be a valid integer, found [3]"),
+        ({"queries": ["a"], "return_scores": 2}, "return_scores: Input should be a valid boolean, found 2"),
+        ({"queries": ["a"], "return_scores": {}}, "return_scores: Input should be a valid boolean, found {}"),
         ({"queries": "a"}, "queries: Input should be a valid array, found 'a'"),
         ({"queries": None}, "queries: Input should be a valid array, found None"),
         ({"queries": ["a", 7]}, "queries[1]: Input should be a valid string, found 7"),
@@ -337,7 +370,7 @@ def test_other_addresses_are_answered_in_json(shared: Running) -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(StepladderError, match="topk is 9, above max_topk, 5"):
         ServerConfig.read({"topk": 9, "max_topk": 5})
-    with pytest.raises(StepladderError, match="max_waiting is 100, below max_queries, 512"):
+    with pytest.raises(StepladderError, match="max_waiting is 100, below max_queries, 4096"):
         ServerConfig.read({"max_waiting": 100})
 
 

@@ -20,7 +20,7 @@ from tests.support.samples import PASSAGES
 from tests.support.search_servers import TOWER, HeldRetriever, running, spoken, until
 
 #: Small, so that what lies beyond a limit is made quickly.
-LIMITS = {"max_queries": 6, "max_characters": 40, "max_topk": 5, "max_waiting": 1000}
+LIMITS = {"max_queries": 6, "max_topk": 5, "max_waiting": 1000}
 TOKEN = "open-sesame"
 
 
@@ -64,7 +64,7 @@ def test_an_answer_of_another_shape_is_found_out(index: BM25Index, monkeypatch: 
     assert any("POST /retrieve: Response violates schema" in problem for problem in found.problems), found
 
 
-@pytest.mark.parametrize("limit", ["max_queries", "max_characters", "max_topk"])
+@pytest.mark.parametrize("limit", ["max_queries", "max_topk"])
 @pytest.mark.parametrize("by", [1, -1])
 def test_a_limit_that_is_not_kept_is_found_out(index: BM25Index, limit: str, by: int) -> None:
     kept = ServerConfig.read({**LIMITS, limit: LIMITS[limit] - by})

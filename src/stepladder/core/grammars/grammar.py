@@ -79,6 +79,23 @@ class Grammar:
 
     options: tuple[tuple[Part, ...], ...]
 
+    def ending_with(self, mark: str, contents: Iterable[str]) -> "Grammar":
+        """This grammar, with one of these contents in place of a sequence's last free text if it follows `mark`.
+
+        >>> grammar = Grammar((("<search>", Text(), "</search>"), ("<answer>", Text(), "</answer>")))
+        >>> grammar.ending_with("<answer>", "AB").options[1:]
+        (('<answer>', 'A', '</answer>'), ('<answer>', 'B', '</answer>'))
+        """
+        found: list[tuple[Part, ...]] = []
+        for option in self.options:
+            place = max((n for n, part in enumerate(option) if isinstance(part, Text)), default=0)
+            before = option[place - 1] if place else ""
+            if mark and isinstance(before, str) and before.endswith(mark):
+                found += [(*option[:place], content, *option[place + 1 :]) for content in contents]
+            else:
+                found.append(option)
+        return Grammar(tuple(found))
+
     def max_tokens_of(self, text: Text, max_tokens: int) -> int:
         """The maximum tokens of a free text in a step of at most `max_tokens`."""
         literals = max(sum(map(_num_bytes, option)) for option in self.options)

@@ -21,8 +21,15 @@ from stepladder.core.unicode import without_surrogates
 
 T = TypeVar("T")
 
+#: Called with a function that returns how many bytes of an opened file have been read so far.
+Watch = Callable[[Callable[[], int]], object]
+
 #: Maximum bytes of a line. A few MB of gzip can unpack to one that fills the memory.
 MAX_LINE = 2**28
+
+
+def ignore_position(tell: Callable[[], int]) -> None:
+    """A `Watch` that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +84,34 @@ def preview(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def read_objects(path: Path, error: type[StepladderError]) -> Iterator[Line]:
+def read_objects(path: Path, error: type[StepladderError], watch: Watch = ignore_position) -> Iterator[Line]:
     """The object of every line that is not blank."""
-    for number, text in enumerate(text_lines(path, error), start=1):
-        if not (text := text.strip()):
-            continue
-        try:
-            data = json.loads(text)
-            if "\\u" in text:
-                data = without_surrogates(data)
-        except json.JSONDecodeError as problem:
-            raise error(f"{path}:{number}: not JSON: {problem.msg}, at column {problem.colno}") from problem
-        except (ValueError, RecursionError) as problem:  # a number with thousands of digits, deep nesting
-            raise error(f"{path}:{number}: unreadable JSON: {problem}") from problem
-        if not isinstance(data, dict):
-            raise error(f"{path}:{number}: expected a JSON object, found {preview(data)}")
-        yield Line(path, number, data, error)
+    for number, text in enumerate(text_lines(path, error, watch), start=1):
+        if text := text.strip():
+            yield parse_object(path, number, text, error)
 
 
-def text_lines(path: Path, error: type[StepladderError]) -> Iterator[str]:
+def parse_object(path: Path, number: int, text: str, error: type[StepladderError]) -> Line:
+    """The object in a line."""
+    try:
+        data = json.loads(text)
+        if "\\u" in text:
+            data = without_surrogates(data)
+    except json.JSONDecodeError as problem:
+        raise error(f"{path}:{number}: not JSON: {problem.msg}, at column {problem.colno}") from problem
+    except (ValueError, RecursionError) as problem:  # a number with thousands of digits, deep nesting
+        raise error(f"{path}:{number}: unreadable JSON: {problem}") from problem
+    if not isinstance(data, dict):
+        raise error(f"{path}:{number}: expected a JSON object, found {preview(data)}")
+    return Line(path, number, data, error)
+
+
+def text_lines(path: Path, error: type[StepladderError], watch: Watch = ignore_position) -> Iterator[str]:
     """The lines of a UTF-8 text, plain or gzipped."""
     number, raw = 0, b""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with path.open("rb") as stored, gzip.open(stored) if path.suffix == ".gz" else stored as file:
+            watch(stored.tell)
             for number, raw in enumerate(iter(partial(file.readline, MAX_LINE), b""), start=1):
                 if len(raw) == MAX_LINE:
                     raise error(f"{path}:{number}: a line of more than {format_bytes(MAX_LINE)}; expected JSON Lines")

@@ -7,6 +7,7 @@ configuration folder: the user's own runs and indexes can be used without naming
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -66,10 +67,12 @@ def _entries(variable: str, servers: Iterable[str]) -> set[str]:
 
 
 def _servers(data: Any) -> Iterator[str]:
-    """Scheme, host and port of all URLs in plain data. A string may have several, with commas."""
+    """Scheme, host and port of all URLs in plain data. A string may have several, joined by commas or +."""
     for each in [*data, *data.values()] if isinstance(data, dict) else data if isinstance(data, list) else ():
         yield from _servers(each)
-    for url in data.split(",") if isinstance(data, str) and "://" in data else ():
+    # With and without a + as separator: one in a password is none.
+    urls = {*data.split(","), *re.split("[,+]", data)} if isinstance(data, str) and "://" in data else ()
+    for url in (each for each in urls if "://" in each):
         scheme, _, rest = url.partition("://")
         scheme = scheme.rpartition("=")[2].strip().lower()  # as in data.index=http://node
         try:

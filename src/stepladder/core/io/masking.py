@@ -40,7 +40,7 @@ _TEXT_SECRETS = (
 )
 _SECRET_OPTION = re.compile(rf"--?[\w-]*{_NAMES}", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD)")
-_URL_WITH_USER = re.compile(r"""://([^\s/?#"'<>\\]*)@([^\s/?#"'<>\\,@]+)""")
+_URL_WITH_USER = re.compile(r"""://([^\s/?#"'<>\\]*)@([^\s/?#"'<>\\,+@]+)""")
 
 _format_warning = warnings.formatwarning
 
@@ -151,7 +151,7 @@ class _MaskedRecord(logging.LogRecord):
 
 def _revealed(url: str) -> str:
     return re.sub(
-        rf"""://{re.escape(MASK)}@([^\s/?#"'<>\\,@]+)""",
+        rf"""://{re.escape(MASK)}@([^\s/?#"'<>\\,+@]+)""",
         lambda match: f"://{_users.get(match[1].lower(), MASK)}@{match[1]}",
         url,
     )

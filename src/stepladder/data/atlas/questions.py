@@ -22,6 +22,8 @@ from stepladder.data.atlas.facts import order_of
 from stepladder.data.atlas.phrasing import Chain, DraftQuestion, FactPath, Link, Outline, Pointer, Topic
 from stepladder.data.atlas.splits import GUESSABLE, SplitFacts
 from stepladder.data.atlas.world import Fact, World
+from stepladder.data.decompositions.gold_passages import GoldPassage
+from stepladder.data.gold_texts import with_gold_texts
 
 #: Percentage of the questions by number of searches and kind.
 MIX: dict[int, dict[str, int]] = {
@@ -57,12 +59,15 @@ def write_questions(
     sampler = QuestionSampler(world, library, split, rng)
     drafts = [sampler.sample(searches, kind, turn) for searches, kind, turn in _quotas(count)]
     rng.shuffle(drafts)
+    # Titles are unique, so they suffice to recognize an article in another index.
+    titles = {passage.id: GoldPassage(passage.title, (passage.id,)) for passage in library.passages}
     questions, chains = [], {}
     for number, draft in enumerate(drafts):
         hops = tuple(draft.outline.hops)
         gold = tuple(hop.passages for hop in hops if hop.passages)
         key = f"{world.name}-{split}-{number:05d}"
-        questions.append(Question(key, draft.text, draft.answers, hops, gold, draft.kind))
+        question = Question(key, draft.text, draft.answers, hops, gold, draft.kind)
+        questions.append(with_gold_texts(question, titles))
         chains[key] = draft.chain(world)
     return tuple(questions), chains
 

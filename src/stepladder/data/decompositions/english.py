@@ -103,7 +103,7 @@ def split_question(text: str, name: str, about: str, who: str) -> tuple[str, str
 def _description_before_name(text: str, name: str, about: str, who: str) -> tuple[str, str] | None:
     """ "the director of the film Rain", "the pianist who recorded Rain": a description that ends with the name."""
     title = rf"[\"“]?{re.escape(name)}[\"”]?(?: \([^)]*\))?(?![\w'’-])"
-    link = r"(?:of|by|for|in|from|at|on) (?:the )?(?:[\w-]+ ){0,2}?|(?:who|that|which|whose) [^,?]*?"
+    link = r"(?:of|by|for|in|from|at|on) (?:the )?(?:[\w-]+ ){0,2}?|(?:who|that|which|whose) [^,?]+? "
     for found in reversed(list(re.finditer(rf"(?=(\b(?:the|an?) ({_NOUN}{{1,5}}?)(?:{link}){title}))", text, re.I))):
         phrase = found[1]
         before, after = text[: found.start()], text[found.start() + len(phrase) :]

@@ -83,7 +83,10 @@ def _bridge(text: str, answers: Sequence[str], golds: Sequence[GoldPassage]) -> 
         return (Hop(_what_is(first, text), _summary(first), first.ids), Hop(text, answers[0], second.ids))
     bridge = second if forward else first
     find, then = _bridge_questions(text, first, bridge)
-    return (Hop(find, without_suffix(bridge.title), first.ids), Hop(then, answers[0], second.ids))
+    # "Donna Orm, better known as Dee Orm": the title and the answer are two names of one entity.
+    is_other_name = second.text.startswith(answers[0]) and not same_name(second.title, answers[0])
+    aliases = (answers[0],) if bridge is second and is_other_name else ()
+    return (Hop(find, without_suffix(bridge.title), first.ids, aliases), Hop(then, answers[0], second.ids))
 
 
 def _links(one: GoldPassage, other: GoldPassage) -> bool:

@@ -108,7 +108,7 @@ def has_passages(path: Path) -> bool:
 def has_answers(path: Path) -> bool:
     """Whether the questions of a file have answers, judging by the first one."""
     data = {key.lower(): value for key, value in detect_format(path)[1].data.items()}
-    return any(data.get(key) for key in ("answer", "golden_answers", "possible_answers"))
+    return any(data.get(key) for key in ("answer", "answer_idx", "golden_answers", "possible_answers"))
 
 
 def read_passages(paths: Iterable[Path]) -> Iterator[Passage]:

@@ -12,13 +12,15 @@ from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.data.formats.base import PublishedSet, QuestionFormat, read_rows
 from stepladder.data.formats.contexts import context_passages, gold_passages
 from stepladder.data.formats.rows import clean_answers, read_kind, read_question
+from stepladder.data.gold_texts import by_id, with_gold_texts
 
 
 def _question(line: Line) -> Question:
     golds, text, kind = gold_passages(line), read_question(line), read_kind(line.data)
     answers = clean_answers(line.data.get("answer"))
     hops = chain_hops(text, answers, golds, kind)
-    return Question(line.id("_id", "id"), text, answers, hops, gold_groups(golds), kind)
+    question = Question(line.id("_id", "id"), text, answers, hops, gold_groups(golds), kind)
+    return with_gold_texts(question, by_id(golds))
 
 
 FORMAT = QuestionFormat(

@@ -20,10 +20,11 @@ from typing import Any
 
 from stepladder.core.io.jsonl import Line
 from stepladder.core.trace import Hop, Passage, Question
-from stepladder.data.decompositions.gold_passages import with_aliases
+from stepladder.data.decompositions.gold_passages import GoldPassage, with_aliases
 from stepladder.data.decompositions.triples import relation_question
 from stepladder.data.formats.base import PublishedSet, QuestionFormat, read_rows
 from stepladder.data.formats.rows import clean_answers, read_question
+from stepladder.data.gold_texts import by_id, with_gold_texts
 
 _HOP_KIND = re.compile(r"(\dhop\d?)__")
 
@@ -76,7 +77,8 @@ def _question(line: Line) -> Question | str:
     if line.data.get("answerable") is False:
         return "unanswerable"
     key = line.id("id")
-    passages = {number: (passage.id,) for number, passage in _paragraphs(line)}
+    paragraphs = dict(_paragraphs(line))
+    passages = {number: (passage.id,) for number, passage in paragraphs.items()}
     hops = tuple(
         Hop(as_question(hop.question), hop.answer.strip(), passages.get(hop.paragraph_support_idx, ()))
         for hop in annotated_hops(line.data, line)
@@ -84,7 +86,9 @@ def _question(line: Line) -> Question | str:
     aliases = line.checked("answer_aliases", line.data.get("answer_aliases") or [], list[str], "a list of strings")
     answers = clean_answers(line.data.get("answer"), *aliases)
     groups = tuple(dict.fromkeys(hop.passages for hop in hops if hop.passages))
-    return Question(key, read_question(line), answers, with_aliases(hops, answers), groups, hop_kind(key))
+    question = Question(key, read_question(line), answers, with_aliases(hops, answers), groups, hop_kind(key))
+    golds = (GoldPassage(passage.title, (passage.id,), passage.text) for passage in paragraphs.values())
+    return with_gold_texts(question, by_id(golds))
 
 
 def _paragraphs(line: Line) -> Iterator[tuple[object, Passage]]:

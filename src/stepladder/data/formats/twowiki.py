@@ -19,6 +19,7 @@ from stepladder.data.decompositions.triples import triple_hops
 from stepladder.data.formats.base import PublishedSet, QuestionFormat
 from stepladder.data.formats.contexts import context_passages, gold_passages, read_triples
 from stepladder.data.formats.rows import QuestionFileError, clean_answers, read_kind, read_question, rows
+from stepladder.data.gold_texts import by_id, with_gold_texts
 
 _ALIASES_FILE = "id_aliases.json"
 #: The names in a line of that file.
@@ -53,7 +54,8 @@ def _question(line: Line, aliases: Aliases) -> Question:
     answers = clean_answers(data.get("answer"), *aliases.get(str(data.get("answer_id")), ()))
     hops = triple_hops(text, answers, read_triples(data, line), golds, is_comparison=is_comparison(kind))
     hops = _with_aliases(hops, data, aliases)
-    return Question(line.id("_id", "id"), text, answers, hops, gold_groups(golds), kind)
+    question = Question(line.id("_id", "id"), text, answers, hops, gold_groups(golds), kind)
+    return with_gold_texts(question, by_id(golds))
 
 
 def _with_aliases(hops: tuple[Hop, ...], data: Mapping[str, Any], aliases: Aliases) -> tuple[Hop, ...]:

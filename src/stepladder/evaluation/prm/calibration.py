@@ -16,6 +16,7 @@ from stepladder.core.trace import Trajectory
 from stepladder.evaluation.prm.ranking import as_probabilities, auc, auc_interval, brier, calibration_error, platt
 from stepladder.evaluation.statistics import pooled_share
 from stepladder.oracle.step_judge import judge
+from stepladder.oracle.step_verdicts import Derived, verdict_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,15 @@ class GradedStep:
     fault: str
 
 
-def graded_steps(trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]]) -> list[GradedStep]:
-    """All steps with a verdict of the gold judge."""
+def graded_steps(
+    trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]], derived: Derived = "unjudged"
+) -> list[GradedStep]:
+    """All steps that the gold judge judges. `derived`: how steps count that follow from an earlier error."""
     return [
-        GradedStep(trajectory.question.id, step.action.kind.value, score, verdict.good, verdict.fault or "")
+        GradedStep(trajectory.question.id, step.action.kind.value, score, value == 1, verdict.fault or "")
         for trajectory, found in zip(trajectories, scores, strict=True)
         for step, verdict, score in zip(trajectory.steps, judge(trajectory), found, strict=True)
-        if verdict is not None
+        if verdict is not None and (value := verdict_value(verdict, derived)) is not None
     ]
 
 

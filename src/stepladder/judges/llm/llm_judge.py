@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from stepladder.core.errors import BackendError
 from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Job, Sampling
-from stepladder.core.step_scorer import StepScorer
+from stepladder.core.step_scorer import StepScorer, StepScores
 from stepladder.core.trace import Author, Node, Segment, Step, Trajectory, Tree
 from stepladder.driver import Driver
 from stepladder.driver.gather import gather
@@ -283,10 +283,10 @@ class LLMScorer(StepScorer):
             for outcome in Driver(self.engine).run(jobs)
         ]
 
-    def rank(self, groups: Sequence[Sequence[Trajectory]]) -> list[tuple[float, ...] | Exception]:
+    def rank(self, groups: Sequence[Sequence[Trajectory]]) -> Sequence[StepScores]:
         """For each group one value per trajectory, from a joint ranking of their newest steps."""
         if self.judge.mode != "ranking":
-            return list(super().rank(groups))
+            return super().rank(groups)
         return self._run([partial(self.judge.rank, group) for group in groups])
 
     def cost(self) -> str:

@@ -52,16 +52,18 @@ def score_prompt(state: Trajectory, action: Action, limit: int) -> str:
 
 def value_prompt(trajectory: Trajectory, limit: int) -> str:
     """Asks for the value of a whole reasoning, its newest step included, given the golden answer (ReasonRAG)."""
-    golden = f"<golden_answer>\n{' / '.join(map(_line, trajectory.question.answers))}\n</golden_answer>"
+    golden = f"<golden_answer>\n{' / '.join(map(_line, trajectory.question.shown_answers))}\n</golden_answer>"
     return _prompt("value", trajectory, [], limit, golden)
 
 
 def answer_prompt(question: Question, answer: str) -> str:
     """Asks whether an answer is right."""
-    accepted = "\n".join(map(_line, question.answers))
-    parts = (("question", _line(question.text)), ("accepted_answers", accepted), ("answer", _line(answer)))
+    forms = [" / ".join(each) for each in question.items] or question.shown_answers
+    accepted = "\n".join(map(_line, forms))
+    parts = (("question", _question(question)), ("accepted_answers", accepted), ("answer", _line(answer)))
     tagged = [f"<{tag}>\n{text}\n</{tag}>" for tag, text in parts]
-    return "\n\n".join([_TEXTS["answer"], *tagged, f"{_REPLY}\n{_TEXTS['answer_form'].format()}"])
+    rule = [note] if (note := _TEXTS.get(f"answer_{question.answer_kind.value}")) else []
+    return "\n\n".join([_TEXTS["answer"], *rule, *tagged, f"{_REPLY}\n{_TEXTS['answer_form'].format()}"])
 
 
 def repair_prompt(problem: str) -> str:
@@ -70,7 +72,7 @@ def repair_prompt(problem: str) -> str:
 
 
 def _prompt(mode: str, state: Trajectory, candidates: Sequence[str], limit: int, golden: str = "") -> str:
-    question = f"<question>\n{_line(state.question.text)}\n</question>" + (f"\n\n{golden}" if golden else "")
+    question = f"<question>\n{_question(state.question)}\n</question>" + (f"\n\n{golden}" if golden else "")
     history = f"<history>\n{_history(state, limit)}\n</history>"
     form = _TEXTS[f"{mode}_form"].format(count=len(candidates))
     return "\n\n".join([_TEXTS["setting"], _TEXTS[mode], question, history, *candidates, f"{_REPLY}\n{form}"])
@@ -109,6 +111,12 @@ _NAMES = {
 def _action(action: Action) -> str:
     thought = f"Thought: {_line(action.thought)}\n" if action.thought else ""
     return f"{thought}{_NAMES[action.kind]}: {_line(action.content)}"
+
+
+def _question(question: Question) -> str:
+    """The question, and each of its options on a line."""
+    options = (f"{letter}. {_line(option)}" for letter, option in zip(question.letters, question.options))
+    return "\n".join([_line(question.text), *options])
 
 
 def _line(text: str) -> str:

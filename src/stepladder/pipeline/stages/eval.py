@@ -15,7 +15,7 @@ from stepladder.core.config import Config
 from stepladder.core.trace import StopReason
 from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.evaluation.evaluator import Evaluation, load_scores
-from stepladder.pipeline.episodes import evaluate_policy
+from stepladder.pipeline.episodes import evaluate_policy, report_gold
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task
@@ -43,6 +43,7 @@ def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResu
     questions = context.split(settings.split)[: settings.limit]
     guide, policy = settings.guide, task.inputs[POLICY]
     temperature, top_p = (settings.temperature, 1.0) if guide is None else (guide.temperature, guide.top_p)
+    report_gold(context, questions, labels=guide is not None and guide.by == "gold")
     episode = context.episode(temperature, top_p)
     reward = task.inputs.get(REWARD)
     result = evaluate_policy(

@@ -6,6 +6,7 @@ In: a policy and, if steps are scored by one, a reward model. Out: a policy trai
 from collections.abc import Iterable
 
 from stepladder.core.errors import StepladderError
+from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
@@ -18,7 +19,8 @@ def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResu
 
     scorer = None
     if settings.scores_steps:
-        scorer = context.scorer(settings.scorer, task.inputs.get(REWARD), retokenize=settings.retokenize)
+        options = {"retokenize": settings.retokenize, "derived": settings.derived}
+        scorer = context.scorer(settings.scorer, task.inputs.get(REWARD), **options)
     report = train_grpo(task.inputs[POLICY], context.training(task, dev=bool(settings.dev_questions)), settings, scorer)
     return StageResult(report.numbers, {POLICY: report.policy})
 
@@ -31,8 +33,13 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
 
     check_single_context(context.agent)
     context.expect_answers("train")
-    if settings.scores_steps and settings.scorer == "gold" and not any(each.hops for each in context.split("train")):
-        raise StepladderError("scorer: gold needs questions with a gold decomposition, and the split 'train' has none")
+    if settings.scores_steps and settings.scorer == "gold":
+        questions = context.split("train")
+        if not any(each.hops for each in questions):
+            raise StepladderError(
+                "scorer: gold needs questions with a gold decomposition, and the split 'train' has none"
+            )
+        check_gold(context, questions)
     context.expect_dev("grpo", settings.dev_questions)
 
 

@@ -64,7 +64,7 @@ class PairConfig(PairRules):
 
     def make_judge(self) -> Judge:
         """The judge with its settings."""
-        return make_judge(self.judge, JudgeOptions(self.margin, self.decay, self.llm))
+        return make_judge(self.judge, JudgeOptions(self.margin, self.decay, self.llm, self.derived))
 
 
 def run_pairs(settings: PairConfig, context: RunContext, task: Task) -> StageResult:

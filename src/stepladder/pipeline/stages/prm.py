@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
-from stepladder.pipeline.episodes import sampled_episodes
+from stepladder.pipeline.episodes import check_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import (
     PAIRS,
@@ -63,6 +63,7 @@ def check_prm(settings: PRMConfig, context: RunContext) -> None:
             "no question of the split 'train' has a gold decomposition: set chains and corruptions to 0"
         )
     context.check_index()
+    check_gold(context, questions)
 
 
 def _unused(settings: PRMConfig) -> frozenset[str]:

@@ -21,6 +21,7 @@ from pydantic import Field
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.step_scorer import Derived
 from stepladder.data.sampling import sample_questions
 from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.evaluation.prm.calibration import (
@@ -33,7 +34,7 @@ from stepladder.evaluation.prm.calibration import (
 from stepladder.evaluation.prm.plots import distributions_svg, reliability_svg
 from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
-from stepladder.pipeline.episodes import sampled_episodes
+from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
@@ -57,6 +58,8 @@ class PRMEvalConfig(Config):
     #: Episodes per question, and their sampling temperature.
     num_generations: int = Field(default=2, ge=1)
     temperature: float = Field(default=0.8, ge=0)
+    #: How a step counts that follows from an earlier error: not at all (unjudged), as good, or as faulty.
+    derived: Derived = "unjudged"
     #: Rank the held-out pairs of an earlier stage.
     held_out_pairs: bool = True
     #: Score every step of the trees of an earlier stage, for the report. No metric uses them, because the model may
@@ -64,6 +67,10 @@ class PRMEvalConfig(Config):
     score_trees: bool = False
     #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
     retokenize: bool = False
+
+    def inert(self) -> frozenset[str]:
+        """`derived`, unless it is set."""
+        return super().inert() | (frozenset({"derived"}) if self.derived == "unjudged" else frozenset())
 
 
 def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> StageResult:
@@ -75,10 +82,11 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
     )
     questions = sample_questions(context.split(settings.split), settings.questions, task.seed)
+    report_gold(context, questions, labels=True)
     episodes = sampled_episodes(
         context, task, questions, num_generations=settings.num_generations, temperature=settings.temperature
     )
-    steps = graded_steps(episodes, prm.score_logits(episodes))
+    steps = graded_steps(episodes, prm.score_logits(episodes), settings.derived)
     if len({step.good for step in steps}) < 2:
         raise StepladderError(
             f"{task.name}: of {len(steps):,} steps that the gold judge could grade, all are good or all are faulty. "
@@ -129,14 +137,16 @@ def _on_pairs(prm: "ProcessRewardModel", folder: str) -> dict[str, float] | None
 
 
 def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
-    """The split must have gold annotations, and there must be an index if the agent searches."""
-    if not any(question.hops or question.gold_passages for question in context.split(settings.split)):
+    """The split must have gold annotations, and there must be an index if the agent searches, with most of the gold."""
+    questions = context.split(settings.split)
+    if not any(question.hops or question.gold_passages for question in questions):
         raise StepladderError(
             f"no question of the split '{settings.split}' has a gold decomposition or gold passages: the gold judge, "
             "against which a reward model is examined, could grade nothing"
         )
     context.check_index()
     context.check_server()
+    check_gold(context, questions)
 
 
 def _unused(settings: PRMEvalConfig) -> frozenset[str]:

@@ -5,6 +5,8 @@ Later stages use it: `sft` (source `trees`) imitates branches that end with a ri
 the best action of a state with the worst, for `dpo` and `prm`.
 """
 
+from collections.abc import Mapping
+
 from pydantic import Field, model_validator
 
 from stepladder.core.requests import Algorithm
@@ -32,6 +34,15 @@ class RankConfig(TreeStageConfig):
     #: The ranking: by the gold judge, a reward model, or an LLM, which ranks the actions of a state jointly (RAG-Gym).
     judge: ScorerName = "gold"
     max_concurrent_trees: int = Field(default=256, ge=1)
+
+    @property
+    def uses_gold(self) -> bool:
+        return self.judge == "gold"
+
+    def unused(self) -> Mapping[str, str]:
+        """Settings of the gold judge."""
+        only = "(only the gold judge knows derived steps)"
+        return {**super().unused(), **({} if self.judge == "gold" else {"derived": f"with judge: {self.judge} {only}"})}
 
     @model_validator(mode="after")
     def _llm_and_its_settings(self) -> "RankConfig":

@@ -6,6 +6,7 @@ In: a policy and, with `source: trees`, search trees. Out: a policy that follows
 from collections.abc import Iterable
 from pathlib import Path
 
+from stepladder.pipeline.episodes import check_gold, report_gold
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, TREES, FinishedStage, StageResult, StageSpec, Task, sampled_questions
 from stepladder.train.sft.config import TEACHER_FILES, SFTConfig
@@ -15,18 +16,26 @@ def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult
     """Fine-tune on demonstrations of the train split; evaluate on the dev split."""
     from stepladder.train.sft.trainer import train_sft  # imports torch and transformers
 
-    training = context.training(task, context.sft_questions(), dev=bool(settings.dev_questions))
+    questions = context.sft_questions()
+    if settings.source == "gold":
+        report_gold(context, questions, labels=True)
+    training = context.training(task, questions, dev=bool(settings.dev_questions))
     trees = Path(task.inputs[TREES]) if TREES in task.inputs else None
     report = train_sft(task.inputs[POLICY], training, settings, trees)
     return StageResult(report.numbers, {POLICY: report.policy})
 
 
 def check_sft(settings: SFTConfig, context: RunContext) -> None:
-    """Requires train questions, a dev split if checkpoints are evaluated, and an index if the agent searches."""
+    """Requires train questions, a dev split if checkpoints are evaluated, and an index if the agent searches.
+
+    For gold demonstrations the index must have most gold passages.
+    """
     settings.check_price()
-    context.sft_questions()
+    questions = context.sft_questions()
     context.expect_dev("sft", settings.dev_questions)
     context.check_index()
+    if settings.source == "gold":
+        check_gold(context, questions)
 
 
 def questions_used(stage: FinishedStage) -> Iterable[str]:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from stepladder.core.trace import ActionKind, Node, Tree
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
-from stepladder.oracle.step_rules import Fault, Verdict
+from stepladder.oracle.step_verdicts import Fault, Verdict
 from stepladder.reporting.charts.svg_text import escape_xml, fit_text, text, text_width
 from stepladder.reporting.charts.tree_layout import (
     GAP,
@@ -70,7 +70,7 @@ def tree_svg(tree: Tree) -> str:
 
 
 def _summary(tree: Tree) -> str:
-    answer = [f"answer: {tree.question.answers[0]}"] if tree.question.answers else []
+    answer = [f"answer: {tree.question.shown_answers[0]}"] if tree.question.answers else []
     numbers = f"{tree.nodes[0].visits:,} simulations", f"{len(tree.nodes):,} nodes"
     return " · ".join([*answer, *numbers, tree.question.id])
 
@@ -131,16 +131,19 @@ def _legend(y: float) -> Iterator[str]:
     for start, kind, words in ((372, "v5 best", "most visited"), (508, "vn unvisited", "not visited")):
         box = f'<rect class="box" x="{x + start}" y="{y - 11:g}" width="24" height="14" rx="3"/>'
         yield f'<g class="node {kind}">{box}</g>{text(x + start + 32, y, words, "small")}'
-    yield "".join([*_mark(Verdict(None), x + 648, y - 4), *_mark(Verdict(Fault.WRONG), x + 664, y - 4)])
+    marks = (Verdict(None), Verdict(Fault.WRONG), Verdict(Fault.DERIVED))
+    yield "".join(part for number, verdict in enumerate(marks) for part in _mark(verdict, x + 632 + 16 * number, y - 4))
     yield text(x + 676, y, "gold judge", "small")
     yield text(x + 752, y, "S: shortest-path reward", "small")
 
 
 def _mark(verdict: Verdict | None, x: float, y: float) -> list[str]:
-    """A check mark or a cross in a circle."""
+    """A check mark, a cross or, for a step that follows from an earlier error, an arrow in a circle."""
     if verdict is None:
         return []
     name, sign = ("good", "m-3 .3l2.2 2.3l3.8-4.8") if verdict.good else ("faulty", "m-2.4-2.4l4.8 4.8m0-4.8l-4.8 4.8")
+    if verdict.derived:
+        name, sign = "derived", "m-3 0h6m-2.2-2.2l2.2 2.2l-2.2 2.2"
     return [
         f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="6"/>',
         f'<path class="sign" d="M{x:.1f} {y:.1f}{sign}"/>',

@@ -13,7 +13,7 @@ from stepladder.core.io.records import read_records
 from stepladder.core.trace import Step, Trajectory
 from stepladder.evaluation.evaluator import load_scores
 from stepladder.oracle.step_judge import judge
-from stepladder.oracle.step_rules import Verdict
+from stepladder.oracle.step_verdicts import Verdict
 from stepladder.pipeline.stage import EVALUATION
 from stepladder.reporting.report.run_data import RunData
 from stepladder.reporting.run_tables import model_evaluations

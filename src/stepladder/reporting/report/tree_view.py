@@ -18,7 +18,7 @@ from stepladder.evaluation.prm.tree_scores import NodeScores, read_tree_scores
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
-from stepladder.oracle.step_rules import Verdict
+from stepladder.oracle.step_verdicts import Verdict
 from stepladder.pipeline.stage import EXAMINATION, TREES
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
 from stepladder.reporting.charts.tree_layout import is_unvisited, most_visited_path, ordered_children

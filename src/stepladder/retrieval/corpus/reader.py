@@ -7,25 +7,43 @@ of their paths:
     .parquet            the same as columns
     .tsv .tsv.gz        the same as columns, with a header line and csv quoting: DPR's id, text, title
     .txt .md            split by splitting.py; the ids are "folder/file.md#1", "folder/file.md#2", ...
+    .pdf .html .docx    converted by documents.py and split; the titles are "file.pdf, page 3", "file.html, Heading"
+    .csv                a passage per row, "file.csv, row 12"; with the columns of a table, it is one
 
 Out: `Passage`s, one at a time. Blank and duplicate passages are skipped and counted, and so are links that lead out of
-the folder and files that are not regular ones (a pipe would be read forever). Invalid passages are errors that name the
-file and the line or row.
+the folder and files that are not regular ones (a pipe would be read forever). Of a folder or pattern, texts and
+documents that cannot be read are listed with the reason in `Corpus.unread`. Invalid rows of tables are errors that name
+the file and the line or row, and so is whatever is wrong with a single file.
 """
 
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from hashlib import blake2b
 from pathlib import Path
 
 from stepladder.core.io.jsonl import text_lines
 from stepladder.core.trace import Passage
+from stepladder.retrieval.corpus.documents import DOCUMENTS, check_installed, csv_delimiter, csv_header, read_document
 from stepladder.retrieval.corpus.splitting import Chunk, check_chunk_sizes, split_markdown, split_text
-from stepladder.retrieval.corpus.tables import TABLES, CorpusError, read_table
+from stepladder.retrieval.corpus.tables import (
+    TABLES,
+    CorpusError,
+    are_passages,
+    read_passage,
+    read_table,
+    separated_rows,
+)
+
+#: Reasons to skip a file.
+_OUTSIDE, _SPECIAL = "links out of the folder", "pipes, sockets, devices or broken links"
+UNREADABLE, OTHERS, UNKNOWN_FORMAT = "unreadable files", "other files", "unknown format"
+#: How the reason of a file begins of which passages were read.
+IN_PART = "read only in part"
 
 
 @dataclass
@@ -49,12 +67,52 @@ class Corpus:
     blank: int = field(default=0, init=False)
     #: Skipped passages with the title and text of an earlier one.
     duplicates: int = field(default=0, init=False)
+    #: The texts and documents so far that could not be read, or only in part, with the reason.
+    unread: dict[str, str] = field(default_factory=dict, init=False)
+    #: Files of other types, which are not read.
+    others: tuple[Path, ...] = ()
+    #: Total bytes of the files that were read, the file that is being read, and the position in it.
+    _done: int = field(default=0, init=False)
+    _file: int = field(default=0, init=False)
+    _tell: Callable[[], int] = field(default=int, init=False)
 
     @property
     def left_out(self) -> dict[str, int]:
         """Counts of what was skipped, by reason."""
         counts = {"blank passages": self.blank, "duplicates": self.duplicates, **self.skipped}
+        counts |= {UNREADABLE: len(self.unread), OTHERS: len(self.others)}
         return {name: count for name, count in counts.items() if count}
+
+    @property
+    def not_read(self) -> dict[str, str]:
+        """All files that were not read, with the reason."""
+        return {**self.unread, **{self.name_of(file): UNKNOWN_FORMAT for file in self.others}}
+
+    @property
+    def progress(self) -> tuple[str, int, int]:
+        """What is being read: a description, kilobytes read so far, total."""
+        try:
+            here = self._tell()
+        except ValueError:  # the last passages of a file that is closed already
+            here = self._sizes[self._file]
+        return "Reading the corpus (kB)", (self._done + here) // 1000, max(self._size // 1000, 1)
+
+    @cached_property
+    def _size(self) -> int:
+        return sum(self._sizes)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [file.stat().st_size for file in self.files]
+
+    @property
+    def documents(self) -> set[str]:
+        """The names of the texts and documents, with which the ids of their passages start."""
+        return {self.name_of(file) for file in self.files if _kind(file) not in TABLES}
+
+    def name_of(self, file: Path) -> str:
+        """The name of a file in ids and lists: its path relative to the folder."""
+        return os.fsencode(file.relative_to(self.root).as_posix()).decode(errors="replace")
 
     def signature(self) -> str:
         """A hash of the files' paths, sizes and modification times and of the split parameters."""
@@ -63,9 +121,12 @@ class Corpus:
         return blake2b(repr((files, self.words, self.overlap)).encode(), digest_size=16).hexdigest()
 
     def __iter__(self) -> Iterator[Passage]:
-        self.passages = self.blank = self.duplicates = 0
+        self.passages = self.blank = self.duplicates = self._done = 0
+        self.unread = {}
+        check_installed({_kind(file) for file in self.files})
         with closing(_Seen(self.files)) as seen:
             for position, file in enumerate(self.files):
+                self._file = position
                 for number, passage in self._read(file):
                     if not passage.title and not passage.text:
                         self.blank += 1
@@ -74,31 +135,62 @@ class Corpus:
                     else:
                         self.passages += 1
                         yield passage
+                self._tell = int
+                self._done += self._sizes[position]
         if not self.passages:
+            unread = "".join(f"; {name}: {reason}" for name, reason in list(self.unread.items())[:3])
             raise CorpusError(
-                f"{self.path}: no passages found. Files read: {len(self.files)}, blank passages: {self.blank}"
+                f"{self.path}: no passages found. Files read: {len(self.files)}, blank passages: {self.blank}, "
+                f"unreadable files: {len(self.unread)}{unread}"
             )
 
     def _read(self, file: Path) -> Iterator[tuple[int, Passage]]:
         """The passages of a file, each with its line or row or, in a text, its number."""
-        kind = _kind(file)
+        kind, number = _kind(file), 0
         if kind in TABLES:
-            yield from read_table(file, kind)
+            yield from read_table(file, kind, self._watch)
             return
-        name = os.fsencode(file.relative_to(self.root).as_posix()).decode(errors="replace")
-        stem = Path(name).stem
+        try:
+            for number, passage in self._read_text(file, kind):
+                yield number, passage
+        except (CorpusError, OSError) as error:
+            cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            reason = re.sub(r"^:(\d+):", r"line \1:", cause.removeprefix(str(file))).removeprefix(": ")
+            if file == self.path:
+                raise CorpusError(cause if cause.startswith(str(file)) else f"{file}: {cause}") from error
+            self.unread[self.name_of(file)] = f"{IN_PART}: {reason}" if number else reason
+
+    def _read_text(self, file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
+        name, path = self.name_of(file), Path(file.name)
+        if kind == ".csv" and are_passages(csv_header(file)):
+            rows = separated_rows(file, self._watch, csv_delimiter(file), "comma-separated values")
+            yield from ((line.number, read_passage(line)) for line in rows)
+            return
+        if kind in DOCUMENTS:
+            chunks = read_document(file, kind, self.words, self.overlap, self._watch)
+            title, separator = path.name, ", "
+        else:
+            chunks = _TEXT_FILES[kind](text_lines(file, CorpusError, self._watch), self.words, self.overlap)
+            title, separator = path.stem, ": "
+        title = os.fsencode(title).decode(errors="replace")
         number = 0
-        chunks = _TEXT_FILES[kind](text_lines(file, CorpusError), self.words, self.overlap)
         for number, chunk in enumerate(chunks, start=1):
-            yield number, Passage(f"{name}#{number}", f"{stem}: {chunk.title}" if chunk.title else stem, chunk.text)
+            yield (
+                number,
+                Passage(f"{name}#{number}", f"{title}{separator}{chunk.title}" if chunk.title else title, chunk.text),
+            )
         if not number:
             yield 0, Passage(name, "", "")
+
+    def _watch(self, tell: Callable[[], int]) -> None:
+        self._tell = tell
 
 
 def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Corpus:
     """The corpus in a file, a folder, or the files that match a glob pattern.
 
-    Texts are split into passages of at most `words` words that overlap by `overlap` words; tables are not split.
+    Texts and documents are split into passages of at most `words` words that overlap by `overlap` words; rows of tables
+    are not split.
     """
     check_chunk_sizes(words, overlap)
     path = Path(path)
@@ -110,7 +202,7 @@ def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Cor
     found, skipped = _find(path, root)
     files = tuple(found[name] for name in sorted(found) if _kind(found[name]))
     tables = [file for file in files if _kind(file) in TABLES]
-    texts = [file for file in files if _kind(file) in _TEXT_FILES]
+    texts = [file for file in files if _kind(file) not in TABLES]
     if not files:
         counts = {"others": len(found), **skipped}
         others = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count or reason == "others")
@@ -121,8 +213,8 @@ def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Cor
             f"{path}: there are tables of passages ({tables[0].name}) and texts ({texts[0].name}); select the corpus "
             f"with a pattern such as '{path if path.is_dir() else path.parent}/**/*{_kind(tables[0])}'"
         )
-    skipped["other files"] = len(found) - len(files)
-    return Corpus(path, files, root, skipped, words, overlap)
+    unknown = tuple(found[name] for name in sorted(found) if not _kind(found[name]))
+    return Corpus(path, files, root, skipped, words, overlap, unknown)
 
 
 def check_unique_ids(passages: Iterable[Passage]) -> Iterator[Passage]:
@@ -137,6 +229,12 @@ def check_unique_ids(passages: Iterable[Passage]) -> Iterator[Passage]:
         yield passage
     if not first_seen:
         raise CorpusError("there are no passages")
+
+
+def content_hash(passage: Passage) -> bytes:
+    """A hash of the title and the text."""
+    both = f"{len(passage.title)} {passage.title}{passage.text}"
+    return blake2b(both.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class _Seen:
@@ -157,9 +255,7 @@ class _Seen:
 
     def before(self, passage: Passage, file: int, number: int) -> bool:
         """Whether the same passage was seen before; raises if another passage has its id."""
-        key = passage.id.encode("utf-8", "surrogatepass")
-        both = f"{len(passage.title)} {passage.title}{passage.text}"
-        content = blake2b(both.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        key, content = passage.id.encode("utf-8", "surrogatepass"), content_hash(passage)
         try:
             if self._is_new("INSERT OR IGNORE INTO ids VALUES (?, ?, ?, ?)", key, content, file, number):
                 return not self._is_new("INSERT OR IGNORE INTO contents VALUES (?)", content)
@@ -215,13 +311,11 @@ def _find(path: Path, root: Path) -> tuple[dict[str, Path], dict[str, int]]:
 
 def _kind(file: Path) -> str:
     """The file type, by suffix; empty if unsupported."""
-    return next((kind for kind in (*TABLES, *_TEXT_FILES) if file.name.lower().endswith(kind)), "")
+    return next((kind for kind in (*TABLES, *_TEXT_FILES, *DOCUMENTS) if file.name.lower().endswith(kind)), "")
 
 
 _TEXT_FILES: dict[str, Callable[[Iterable[str], int, int], Iterator[Chunk]]] = {
     ".txt": split_text,
     ".md": split_markdown,
 }
-#: Reasons to skip a file.
-_OUTSIDE, _SPECIAL = "links out of the folder", "pipes, sockets, devices or broken links"
-_KNOWN = f"{', '.join((*TABLES, *_TEXT_FILES))}, or a folder of them"
+_KNOWN = f"{', '.join((*TABLES, *_TEXT_FILES, *DOCUMENTS))}, or a folder of them"

@@ -20,6 +20,8 @@ _SENTENCE_END = re.compile(r"""[.!?…。！？]["'”’»)\]*_]*\s*\Z""")
 _HEADING = re.compile(r" {0,3}(#{1,6})(?:\s|\Z)")
 _FENCE = re.compile(r"\s*(`{3,}(?!.*`)|~{3,})")
 
+#: The title of a part of a document, and its lines.
+Section = tuple[str, Iterable[str]]
 #: Words that stay together if they fit, each with the whitespace before it, the last of a line with its line break.
 _Unit = list[str]
 
@@ -63,6 +65,47 @@ def split_markdown(lines: Iterable[str], words: int, overlap: int) -> Iterator[C
     check_chunk_sizes(words, overlap)
     for title, body in _sections(lines):
         yield from _chunks(title, _sentences_and_fences(body, words), words, overlap)
+
+
+def split_sections(sections: Iterable[Section], words: int, overlap: int) -> Iterator[Chunk]:
+    """The chunks of sections, in order. A chunk never crosses a section.
+
+    >>> [(chunk.title, chunk.text) for chunk in split_sections([("page 1", ["A."]), ("page 2", ["B."])], 5, 1)]
+    [('page 1', 'A.'), ('page 2', 'B.')]
+    """
+    check_chunk_sizes(words, overlap)
+    for title, lines in sections:
+        yield from _chunks(title, _sentences(lines, words), words, overlap)
+
+
+def by_heading(blocks: Iterable[tuple[int, str]]) -> Iterator[Section]:
+    """Sections, from lines of text (level 0) and headings (level 1 and deeper): the headings above are the title.
+
+    Sections are read one at a time, in constant memory. As in Markdown, a heading directly followed by a deeper one has
+    no section of its own.
+
+    >>> [(title, list(lines)) for title, lines in by_heading([(1, "Orla"), (2, "Bridges"), (0, "Two.")])]
+    [('Orla > Bridges', ['Two.'])]
+    """
+    for (_, title), lines in groupby(_under_headings(blocks), key=lambda each: each[0]):
+        yield title, (line for _, line in lines)
+
+
+def _under_headings(blocks: Iterable[tuple[int, str]]) -> Iterator[tuple[tuple[int, str], str]]:
+    """The lines of text, each with the number and the title of its section; an empty line for one without text."""
+    path: list[tuple[int, str]] = []
+    section, empty = (0, ""), True
+    for level, text in blocks:
+        if level:
+            if empty and path and path[-1][0] >= level:
+                yield section, ""
+            path = [*(each for each in path if each[0] < level), (level, text)]
+            section, empty = (section[0] + 1, " > ".join(name for _, name in path if name)), True
+        elif not empty or text.strip():
+            empty = False
+            yield section, text
+    if empty and path:
+        yield section, ""
 
 
 def _chunks(title: str, units: Iterable[_Unit], words: int, overlap: int) -> Iterator[Chunk]:

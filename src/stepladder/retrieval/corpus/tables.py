@@ -10,12 +10,11 @@ id may also be named `_id` (BEIR) or `docid` (Tevatron, MIRACL).
 import csv
 from collections.abc import Callable, Collection, Iterator
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.jsonl import Line, read_objects, text_lines
+from stepladder.core.io.jsonl import Line, Watch, ignore_position, read_objects, text_lines
 from stepladder.core.trace import Passage
 
 _IDS = ("id", "_id", "docid")
@@ -26,14 +25,23 @@ class CorpusError(StepladderError):
     """A corpus that cannot be read."""
 
 
-def read_table(file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
+def read_table(file: Path, kind: str, watch: Watch = ignore_position) -> Iterator[tuple[int, Passage]]:
     """The passages of a table, each with its line or row."""
-    for line in TABLES[kind](file):
-        yield line.number, _passage(line)
+    for line in TABLES[kind](file, watch):
+        yield line.number, read_passage(line)
 
 
-def _tsv_rows(path: Path) -> Iterator[Line]:
-    reader = csv.reader(text_lines(path, CorpusError), delimiter="\t", strict=True)
+def _objects(path: Path, watch: Watch) -> Iterator[Line]:
+    return read_objects(path, CorpusError, watch)
+
+
+def _tsv_rows(path: Path, watch: Watch) -> Iterator[Line]:
+    return separated_rows(path, watch, "\t", "tab-separated values")
+
+
+def separated_rows(path: Path, watch: Watch, delimiter: str, name: str) -> Iterator[Line]:
+    """The rows of a table in a text file with a header."""
+    reader = csv.reader(text_lines(path, CorpusError, watch), delimiter=delimiter, strict=True)
     names: list[str] = []
     number = 1
     try:
@@ -49,12 +57,12 @@ def _tsv_rows(path: Path) -> Iterator[Line]:
                 raise line.wrong(f"expected {len(names)} fields ({', '.join(names)}), found {len(row)}")
     except csv.Error as error:
         raise CorpusError(
-            f"{path}:{number}: not tab-separated values: {error}. Fields with quotes need csv quoting: "
+            f"{path}:{number}: not {name}: {error}. Fields with quotes need csv quoting: "
             'in quotes, with inner quotes doubled, "like ""this"""'
         ) from error
 
 
-def _parquet_rows(path: Path) -> Iterator[Line]:
+def _parquet_rows(path: Path, watch: Watch) -> Iterator[Line]:
     # Imported here: it is slow to import, and nothing else needs it.
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
@@ -63,6 +71,8 @@ def _parquet_rows(path: Path) -> Iterator[Line]:
     try:
         with parquet.ParquetFile(path) as file:
             names = _columns(path, file.schema_arrow)
+            size, rows = path.stat().st_size, max(file.metadata.num_rows, 1)
+            watch(lambda: size * number // rows)
             # Part of a row group at a time, and only these columns: embedding columns are not read.
             for batch in file.iter_batches(batch_size=1024, columns=names):
                 for row in zip(*(batch.column(name) for name in names)):
@@ -93,7 +103,8 @@ def _columns(path: Path, schema: Any) -> list[str]:
     return names
 
 
-def _passage(line: Line) -> Passage:
+def read_passage(line: Line) -> Passage:
+    """The passage of a line or row."""
     _check_columns(f"{line.path}:{line.number}", line.data)
     found = line.id(*_IDS)
     if "contents" in line.data:
@@ -111,9 +122,18 @@ def _unquoted(title: str) -> str:
     return title[1:-1].strip() if quoted else title
 
 
+def are_passages(names: Collection[str]) -> bool:
+    """Whether columns of these names are a table of passages."""
+    return not _missing(names)
+
+
+def _missing(names: Collection[str]) -> list[tuple[str, ...]]:
+    return [needed for needed in (_IDS, _TEXTS) if not any(name in names for name in needed)]
+
+
 def _check_columns(where: str, names: Collection[str]) -> None:
     """Raise if there is no id or no text, with the columns that were found and the nearest name."""
-    missing = [needed for needed in (_IDS, _TEXTS) if not any(name in names for name in needed)]
+    missing = _missing(names)
     if not missing:
         return
     hints = []
@@ -128,9 +148,9 @@ def _check_columns(where: str, names: Collection[str]) -> None:
 
 
 #: The reader of each table type, by file suffix.
-TABLES: dict[str, Callable[[Path], Iterator[Line]]] = {
-    ".jsonl": partial(read_objects, error=CorpusError),
-    ".jsonl.gz": partial(read_objects, error=CorpusError),
+TABLES: dict[str, Callable[[Path, Watch], Iterator[Line]]] = {
+    ".jsonl": _objects,
+    ".jsonl.gz": _objects,
     ".parquet": _parquet_rows,
     ".tsv": _tsv_rows,
     ".tsv.gz": _tsv_rows,

@@ -14,7 +14,6 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import Stemmer
 from pydantic import Field
 
 from stepladder.core.config import Config
+from stepladder.core.extras import library_version
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import ProgressCallback, Retriever, check_search, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
@@ -162,7 +162,7 @@ class BM25Index(Retriever):
         return {
             **config.model_dump(),
             "variant": library.method,
-            "stemmer": f"Snowball English, PyStemmer {version('PyStemmer')}",
+            "stemmer": f"Snowball English, PyStemmer {library_version('PyStemmer')}",
             "stop_words": f"bm25s English plus, {len(_STOP_WORDS)} words",
             "library": f"bm25s {bm25s.__version__}",
         }

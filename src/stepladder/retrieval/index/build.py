@@ -8,14 +8,14 @@ gives the same index. The checksum covers the passages only, so equal corpora ha
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from stepladder.core.config import Config
 from stepladder.core.io.files import PartialFolder, atomic_file, resumable_folder, sync_all
@@ -24,7 +24,7 @@ from stepladder.core.version import __version__
 from stepladder.retrieval.base import ProgressCallback, Retriever, no_progress
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
 from stepladder.retrieval.corpus.reader import Corpus, check_unique_ids, read_corpus
-from stepladder.retrieval.hybrid import HybridRetriever
+from stepladder.retrieval.hybrid import FusionConfig
 from stepladder.retrieval.index.manifest import (
     CHECKSUMS,
     MANIFEST,
@@ -36,27 +36,48 @@ from stepladder.retrieval.index.manifest import (
     index_info,
     write_checksums,
     write_manifest,
+    write_unread,
 )
-from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind, parse_kinds, split_settings
+from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind, builders, parse_kinds, split_settings
 
 #: Weight of bm25 against embeddings: best on the train questions of three data sets, together with 0.7
 #: (`python benchmarks/retrieval_quality.py --tune --kinds hybrid`).
 BM25_WEIGHT = 0.6
 
-_PROGRESS_EVERY = 1000
-#: Scratch file, written when all passages are in the folder: `_CorpusStats`.
+#: Passages between two reports; a few pages of a PDF take a second.
+_PROGRESS_EVERY, _SOURCE_PROGRESS_EVERY = 1000, 100
+#: Scratch file, written when all passages are in the folder: `CorpusStats`.
 _READ = "read.json"
+#: Scratch files that `add_to_index` (add.py) writes while it reads: the new passages, and the old ones without a place.
+READ_FIRST = ("added", "dropped.npy")
 #: Scratch file, written when a part of the index is complete: its build details.
 _MADE = "made-{}.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _CorpusStats:
+class CorpusStats:
     """What was read from the corpus."""
 
     passages: int
     checksum: str
     left_out: dict[str, int]
+
+
+@runtime_checkable
+class PassageSource(Protocol):
+    """Passages that know what they left out, such as a `Corpus`."""
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Counts of what was skipped, by reason."""
+
+    @property
+    def not_read(self) -> dict[str, str]:
+        """Files that were not read, with the reason."""
+
+    @property
+    def progress(self) -> tuple[str, int, int]:
+        """What is being read: a description, done so far, total."""
 
 
 def build_index(
@@ -79,6 +100,7 @@ def build_index(
     with `overwrite`, another non-empty folder never.
     """
     folder, kinds = Path(folder), parse_kinds(kind)
+    builders(kinds)
     configs = split_settings(kinds, settings)
     check_overwrite(folder, overwrite)
     passages: Iterable[Passage]
@@ -96,47 +118,72 @@ def build_index(
         "version": __version__,
     }
 
-    def is_resumable(partial: PartialFolder) -> bool:
-        started = {each.name for each in partial.scratch.iterdir()} - {"plan.json", _READ} if signature else set()
+    keep = keep_to_resume(kinds) if signature else lambda _: False
+    with resumable_folder(folder, plan, what="index", keep=keep) as partial:
+        stats = read_passages(passages, partial, progress)
+        return finish_index(kind, configs, stats, source, partial, memory, progress)
+
+
+def keep_to_resume(kinds: dict[str, IndexKind]) -> Callable[[PartialFolder], bool]:
+    """Whether an attempt that failed is worth keeping: something slow has been started, more than reading."""
+
+    def keep(partial: PartialFolder) -> bool:
+        started = {each.name for each in partial.scratch.iterdir()} - {"plan.json", _READ, *READ_FIRST}
         return bool(started) and any(each.resumable for each in kinds.values())
 
-    with resumable_folder(folder, plan, what="index", keep=is_resumable) as partial:
-        stats = _read_passages(passages, partial, progress)
-        details = _build_parts(kinds, configs, partial, memory, progress)
-        for name in (MANIFEST, CHECKSUMS):
-            (partial.folder / name).unlink(missing_ok=True)  # from an attempt that failed at the very end
-        files = [each for each in partial.folder.rglob("*") if each.is_file() and partial.scratch not in each.parents]
-        write_checksums(partial.folder, [each.relative_to(partial.folder).as_posix() for each in sorted(files)])
-        files.append(partial.folder / CHECKSUMS)
-        info = IndexInfo(
-            kind=kind,
-            passages=stats.passages,
-            settings=details,
-            source=source,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            checksum=stats.checksum,
-            files={each.relative_to(partial.folder).as_posix(): each.stat().st_size for each in sorted(files)},
-            left_out=stats.left_out,
-        )
-        write_manifest(partial.folder, info)
+    return keep
+
+
+def finish_index(
+    kind: str,
+    configs: dict[str, Config],
+    stats: CorpusStats,
+    source: str,
+    partial: PartialFolder,
+    memory: int,
+    progress: ProgressCallback,
+) -> IndexInfo:
+    """Build the parts of an index from the passages in the folder, and write its checksums and manifest."""
+    details = _build_parts(parse_kinds(kind), configs, partial, memory, progress)
+    for name in (MANIFEST, CHECKSUMS):
+        (partial.folder / name).unlink(missing_ok=True)  # from an attempt that failed at the very end
+    files = [each for each in partial.folder.rglob("*") if each.is_file() and partial.scratch not in each.parents]
+    write_checksums(partial.folder, [each.relative_to(partial.folder).as_posix() for each in sorted(files)])
+    files.append(partial.folder / CHECKSUMS)
+    info = IndexInfo(
+        kind=kind,
+        passages=stats.passages,
+        settings=details,
+        source=source,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        checksum=stats.checksum,
+        files={each.relative_to(partial.folder).as_posix(): each.stat().st_size for each in sorted(files)},
+        left_out=stats.left_out,
+    )
+    write_manifest(partial.folder, info)
     return info
 
 
-def open_index(folder: str | Path, *, device: str = "cpu") -> Retriever:
-    """The index in a folder, ready to search. Query encoders run on the `device`."""
+def open_index(folder: str | Path, *, device: str = "cpu", fusion: FusionConfig | None = None) -> Retriever:
+    """The index in a folder, ready to search. Query encoders, and FAISS with GPU support, run on the `device`.
+
+    `fusion` is how an index of several kinds joins their results; by default weighted scores.
+    """
     folder = Path(folder)
     info = index_info(folder)
-    kinds = parse_kinds(info.kind)
+    kinds, fusion = parse_kinds(info.kind), fusion or FusionConfig()
+    if len(kinds) == 1:
+        fusion.refuse(str(folder))
     check_files(folder, info)
     try:
-        passages = PassageStore(folder)
+        passages = next(iter(kinds.values())).passages(folder)
         parts = [kind.open(folder, passages, device) for kind in kinds.values()]
     except (ValueError, KeyError, TypeError, EOFError) as error:
         raise IndexFolderError(f"{folder} is damaged: {error}. {build_hint(folder)}") from error
     if len(parts) == 1:
         return parts[0]
-    weights = [1 - BM25_WEIGHT if kind.dense else BM25_WEIGHT for kind in kinds.values()]
-    return HybridRetriever(parts, fusion="scores", weights=weights)
+    weights = tuple(1 - BM25_WEIGHT if kind.dense else BM25_WEIGHT for kind in kinds.values())
+    return fusion.fuse(parts, "scores", weights)
 
 
 def passages_checksum(passages: Iterable[Passage]) -> str:
@@ -151,32 +198,36 @@ def _hashed(passage: Passage) -> bytes:
     return json.dumps([passage.id, passage.title, passage.text]).encode() + b"\n"
 
 
-def _read_passages(passages: Iterable[Passage], partial: PartialFolder, progress: ProgressCallback) -> _CorpusStats:
+def read_passages(passages: Iterable[Passage], partial: PartialFolder, progress: ProgressCallback) -> CorpusStats:
     """Write the passages into the folder, unless an earlier attempt has done so."""
     stats_file = partial.scratch / _READ
     if earlier := _earlier_stats(stats_file, partial.folder):
         return earlier
     for mark in partial.scratch.glob(_MADE.format("*")):
         mark.unlink()
+    source = passages if isinstance(passages, PassageSource) else None
+    every = _PROGRESS_EVERY if source is None else _SOURCE_PROGRESS_EVERY
     digest, count = blake2b(digest_size=16), 0
     with PassageWriter(partial.folder) as writer:
         for count, passage in enumerate(passages, start=1):
             writer.add(passage)
             digest.update(_hashed(passage))
-            if count % _PROGRESS_EVERY == 0:
-                progress("Reading passages", count, 0)
-    progress("Reading passages", count, count)
-    stats = _CorpusStats(count, digest.hexdigest(), passages.left_out if isinstance(passages, Corpus) else {})
+            if count % every == 0:
+                progress(*(source.progress if source else ("Reading passages", count, 0)))
+    doing, _, total = source.progress if source else ("Reading passages", count, count)
+    progress(doing, total, total)
+    write_unread(partial.folder, source.not_read if source else {})
+    stats = CorpusStats(count, digest.hexdigest(), source.left_out if source else {})
     sync_all(partial.folder)  # before the file that marks it as complete
     with atomic_file(stats_file) as file:
         json.dump(asdict(stats), file)
     return stats
 
 
-def _earlier_stats(stats_file: Path, folder: Path) -> _CorpusStats | None:
+def _earlier_stats(stats_file: Path, folder: Path) -> CorpusStats | None:
     """The stats of an earlier attempt, if its passages are complete."""
     try:
-        stats = _CorpusStats(**json.loads(stats_file.read_text(encoding="utf-8")))
+        stats = CorpusStats(**json.loads(stats_file.read_text(encoding="utf-8")))
         with closing(PassageStore(folder)) as passages:
             return stats if passages.is_complete and len(passages) == stats.passages else None
     except (OSError, ValueError, TypeError):
@@ -191,12 +242,12 @@ def _build_parts(
     progress: ProgressCallback,
 ) -> dict[str, str | int | float]:
     """Build the parts that are missing; returns the build details of all parts."""
-    marks = {name: partial.scratch / _MADE.format(name) for name in kinds}
+    marks, build = {name: partial.scratch / _MADE.format(name) for name in kinds}, builders(kinds)
     with closing(PassageStore(partial.folder)) as passages:
         # Slow parts that can fail come first: a missing encoder must not be detected after hours.
         for name in sorted(kinds, key=lambda name: not kinds[name].resumable):
             if not marks[name].exists():
-                details = kinds[name].build(passages, partial, configs[name], memory, progress)
+                details = build[name](passages, partial, configs[name], memory, progress)
                 sync_all(partial.folder)
                 with atomic_file(marks[name]) as file:
                     json.dump(dict(details), file)

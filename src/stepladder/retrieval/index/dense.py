@@ -12,31 +12,28 @@ An index works only with its own encoder: `open` encodes the first passage again
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.extras import library_version
 from stepladder.core.io.files import PartialFolder, atomic_file
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import ProgressCallback, Retriever, check_search, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
 from stepladder.retrieval.corpus.reader import check_unique_ids
+from stepladder.retrieval.imported.corpus_file import CorpusFile
 from stepladder.retrieval.index.dense_config import DenseConfig, EncoderConfig, Layout
 from stepladder.retrieval.index.encoder import Encoder, EncoderError, Vectors
-from stepladder.retrieval.index.faiss_index import (
-    FlatIndex,
-    VectorIndex,
-    build_vector_index,
-    check_memory,
-    open_vector_index,
-)
+from stepladder.retrieval.index.faiss_index import build_vector_index, check_memory, open_vector_index
 from stepladder.retrieval.index.manifest import BuildDetails
 from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind
+from stepladder.retrieval.index.vector_index import FlatIndex, VectorIndex, import_faiss
 from stepladder.retrieval.index.vectors import encode_passages, same_direction
 
-_DESCRIPTION = "dense.json"
+#: The layout and the encoder.
+DESCRIPTION = "dense.json"
 
 
 class DenseIndex(Retriever):
@@ -70,24 +67,30 @@ class DenseIndex(Retriever):
         vectors_folder = to.scratch if layout is Layout.hnsw else to.folder  # an HNSW file contains the vectors
         vectors = encode_passages(passages, encoder, vectors_folder, to.scratch, dtype, memory, progress)
         build_vector_index(layout, vectors, to.folder, memory, progress)
-        return write_description(encoder, to.folder, layout, f"FAISS {version('faiss-cpu')}")
+        return write_description(encoder, to.folder, layout, f"FAISS {import_faiss().__version__}")
 
     @classmethod
     def open(
-        cls, folder: Path, passages: Passages, device: str = "cpu", vectors: VectorIndex | None = None
+        cls,
+        folder: Path,
+        passages: Passages,
+        device: str = "cpu",
+        vectors: VectorIndex | None = None,
+        first: Vectors | None = None,
     ) -> "DenseIndex":
         """The index in a folder, with its passages; queries are encoded on the device.
 
-        `vectors` is the vector index if it is not in the folder.
+        `vectors` is the vector index if it is not in the folder, and `first` the encoder's vector of the first passage
+        if the stored one is of another text.
         """
-        description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         layout = description.pop("layout")
         try:
-            encoder = Encoder(EncoderConfig.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32")
+            encoder = Encoder(EncoderConfig.read(description, str(folder / DESCRIPTION)), device=device, dtype="fp32")
         except EncoderError as error:
-            raise EncoderError(f"{error}. If it has moved, correct 'encoder' in {folder / _DESCRIPTION}") from error
-        vectors = vectors or open_vector_index(Layout(layout), folder)
-        _check_encoder(encoder, vectors.vector(0), passages[0], folder)
+            raise EncoderError(f"{error}. If it has moved, correct 'encoder' in {folder / DESCRIPTION}") from error
+        vectors = vectors or open_vector_index(Layout(layout), folder, device)
+        _check_encoder(encoder, vectors.vector(0) if first is None else first, passages[0], folder)
         return cls(vectors, encoder, passages)
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[Passage, ...]]:
@@ -108,20 +111,20 @@ class DenseIndex(Retriever):
     def close(self) -> None:
         """Close the files of an index that was opened from a folder."""
         self.vectors.close()
-        if isinstance(self.passages, PassageStore):
+        if isinstance(self.passages, PassageStore | CorpusFile):
             self.passages.close()
 
 
 def write_description(encoder: Encoder, folder: Path, layout: str, library: str) -> BuildDetails:
     """Write the settings that `DenseIndex.open` needs into a folder; returns the build details."""
     settings = encoder.settings.model_dump()
-    with atomic_file(folder / _DESCRIPTION) as file:
+    with atomic_file(folder / DESCRIPTION) as file:
         json.dump({"layout": layout, **settings}, file, indent=2)
     return {
         **{name: value for name, value in settings.items() if value is not None},
         "dimensions": encoder.dimensions,
         "encoded_in": "bf16" if encoder.bf16 else "fp32",
-        "vectors": f"{library}, sentence-transformers {version('sentence-transformers')}",
+        "vectors": f"{library}, sentence-transformers {library_version('sentence-transformers')}",
     }
 
 

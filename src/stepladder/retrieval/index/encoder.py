@@ -68,7 +68,10 @@ class Encoder:
 
     def passages(self, passages: Sequence[Passage]) -> Vectors:
         """The vectors of passages, from titles and texts."""
-        texts = [f"{passage.title}\n{passage.text}" if passage.title else passage.text for passage in passages]
+        return self.passage_texts([f"{each.title}\n{each.text}" if each.title else each.text for each in passages])
+
+    def passage_texts(self, texts: Sequence[str]) -> Vectors:
+        """The vectors of passages that are given as text."""
         return self._encode(self._for_passages if self.bf16 else self._model, texts, self.settings.passage_prefix)
 
     def queries(self, queries: Sequence[str]) -> Vectors:

@@ -10,22 +10,19 @@ ivfpq    searches the cells nearest to the query with vectors compressed to one 
          best candidates exactly. In memory: the compressed vectors. Disk: 2 bytes per dimension for the reranking
 """
 
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.extras import install_command
 from stepladder.core.memory import format_bytes
 from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.index.dense_config import Layout
 from stepladder.retrieval.index.encoder import Vectors
+from stepladder.retrieval.index.gpu_index import open_on_gpus
+from stepladder.retrieval.index.vector_index import FlatIndex, Positions, VectorIndex, import_faiss
 from stepladder.retrieval.index.vectors import StoredVectors, open_vectors
-
-Positions = npt.NDArray[np.int64]
 
 _INDEX = "vectors.faiss"
 #: Vectors loaded into memory at a time.
@@ -41,21 +38,6 @@ _DIMENSIONS_PER_BYTE, _MIN_TRAINING = 8, 10_000
 _PROBES, _CANDIDATES = 32, 16
 
 
-class VectorIndex(ABC):
-    """Nearest-neighbor search over vectors."""
-
-    @abstractmethod
-    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
-        """Inner products and positions of the k best, best first; position -1 if there are fewer."""
-
-    @abstractmethod
-    def vector(self, position: int) -> Vectors:
-        """The vector at a position."""
-
-    def close(self) -> None:  # noqa: B027
-        """Release all resources."""
-
-
 def build_vector_index(
     layout: Layout, vectors: StoredVectors, folder: Path, memory: int, progress: ProgressCallback
 ) -> None:
@@ -67,10 +49,11 @@ def build_vector_index(
         _build_ivfpq(vectors, folder, memory, progress)
 
 
-def open_vector_index(layout: Layout, folder: Path) -> VectorIndex:
-    """Open an index written by `build_vector_index`."""
+def open_vector_index(layout: Layout, folder: Path, device: str = "cpu") -> VectorIndex:
+    """Open an index written by `build_vector_index`; flat is searched on the GPUs of the device, if FAISS has any."""
     if layout is Layout.flat:
-        return FlatIndex(open_vectors(folder))
+        vectors = open_vectors(folder)
+        return open_on_gpus(vectors, "inner_product", device) or FlatIndex(vectors)
     return _Hnsw(folder) if layout is Layout.hnsw else _IvfPq(folder)
 
 
@@ -100,44 +83,15 @@ def _needed(layout: Layout, count: int, dimensions: int) -> int:
     return 0
 
 
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise StepladderError(f"embedding indexes need FAISS: {install_command('dense')}") from error
-    return faiss
-
-
 def _read_index(folder: Path, flags: int) -> Any:
     try:
-        return _faiss().read_index(str(folder / _INDEX), flags)
+        return import_faiss().read_index(str(folder / _INDEX), flags)
     except RuntimeError as error:
         raise ValueError(f"FAISS cannot read {_INDEX}: {str(error).splitlines()[0]}") from error
 
 
 def _block(vectors: StoredVectors, start: int) -> Vectors:
     return np.ascontiguousarray(vectors[start : start + _BLOCK], dtype=np.float32)
-
-
-class FlatIndex(VectorIndex):
-    """Exact search over all vectors, which may be memory-mapped."""
-
-    def __init__(self, vectors: StoredVectors) -> None:
-        self._faiss = _faiss()
-        self._vectors = vectors
-
-    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
-        faiss = self._faiss
-        heap = faiss.ResultHeap(len(queries), min(k, len(self._vectors)), keep_max=True)
-        for start in range(0, len(self._vectors), _BLOCK):
-            block = _block(self._vectors, start)
-            scores, found = faiss.knn(queries, block, min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
-            heap.add_result(scores, found + start)
-        heap.finalize()
-        return heap.D, heap.I
-
-    def vector(self, position: int) -> Vectors:
-        return np.asarray(self._vectors[position], dtype=np.float32)
 
 
 def _add_and_write(
@@ -148,11 +102,11 @@ def _add_and_write(
         progress(description, start, count)
         index.add(_block(vectors, start))
     progress(description, count, count)
-    _faiss().write_index(index, str(folder / _INDEX))
+    import_faiss().write_index(index, str(folder / _INDEX))
 
 
 def _build_hnsw(vectors: StoredVectors, folder: Path, progress: ProgressCallback) -> None:
-    faiss = _faiss()
+    faiss = import_faiss()
     index = faiss.IndexHNSWSQ(vectors.shape[1], faiss.ScalarQuantizer.QT_fp16, _M, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = _EF_CONSTRUCTION
     index.train(_block(vectors, 0))  # required by FAISS, although fp16 needs no training
@@ -161,7 +115,7 @@ def _build_hnsw(vectors: StoredVectors, folder: Path, progress: ProgressCallback
 
 class _Hnsw(VectorIndex):
     def __init__(self, folder: Path) -> None:
-        self._faiss = _faiss()
+        self._faiss = import_faiss()
         self._index = _read_index(folder, self._faiss.IO_FLAG_MMAP_IFC)
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
@@ -174,7 +128,7 @@ class _Hnsw(VectorIndex):
 
 
 def _build_ivfpq(vectors: StoredVectors, folder: Path, memory: int, progress: ProgressCallback) -> None:
-    faiss = _faiss()
+    faiss = import_faiss()
     count, dimensions = vectors.shape
     if dimensions % _DIMENSIONS_PER_BYTE:
         raise StepladderError(

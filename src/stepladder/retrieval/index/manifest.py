@@ -5,6 +5,7 @@
  "files": {"passages.jsonl": 9113904, ...}, "manifest_checksum": "..."}
 
 `manifest_checksum` is the hash of the rest, compared whenever the manifest is read; older indexes have none.
+`unread.jsonl` lists the files of the corpus that could not be read, with the reason.
 `checksums.json` has two hashes of every other file: of a few blocks, compared whenever the index is opened, and of all
 bytes, compared by `check_index`.
 """
@@ -20,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.checksums import checksum, difference, quick_checksum
+from stepladder.core.io.jsonl import read_objects
 from stepladder.retrieval.base import ProgressCallback, no_progress
 from stepladder.retrieval.corpus.reader import read_corpus
 from stepladder.retrieval.corpus.tables import CorpusError
@@ -28,6 +30,8 @@ INDEX_VERSION = 1
 
 MANIFEST = "index.json"
 CHECKSUMS = "checksums.json"
+#: The files of the corpus that could not be read, one object with file and reason per line. Only if there are any.
+UNREAD = "unread.jsonl"
 _VERSION_KEY, _CHECKSUM_KEY = "stepladder_index", "manifest_checksum"
 
 #: How an index was built: parameters and libraries.
@@ -125,6 +129,21 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
     """Write the hashes of these files, of a few blocks and of all bytes, into the folder."""
     found = {name: [quick_checksum(folder / name), checksum(folder / name)] for name in names}
     (folder / CHECKSUMS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def write_unread(folder: Path, reasons: Mapping[str, str]) -> None:
+    """Write the list of files that could not be read, if there are any, into the folder."""
+    (folder / UNREAD).unlink(missing_ok=True)
+    if reasons:
+        lines = (json.dumps({"file": file, "reason": reason}) + "\n" for file, reason in reasons.items())
+        (folder / UNREAD).write_text("".join(lines), encoding="utf-8")
+
+
+def unread_files(folder: Path) -> dict[str, str]:
+    """The files of the corpus that could not be read, with the reason."""
+    if not (folder / UNREAD).is_file():
+        return {}
+    return {each.text("file"): each.text("reason") for each in read_objects(folder / UNREAD, IndexFolderError)}
 
 
 def check_files(folder: Path, info: IndexInfo) -> None:

@@ -15,13 +15,13 @@ import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.extras import library_version
 from stepladder.core.io.files import PartialFolder, atomic_file
 from stepladder.core.io.known_servers import servers_from_files
 from stepladder.core.io.retries import retry_wait
@@ -31,10 +31,10 @@ from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.dense import DenseIndex, write_description
 from stepladder.retrieval.index.dense_config import MilvusConfig
 from stepladder.retrieval.index.encoder import Encoder, Vectors
-from stepladder.retrieval.index.faiss_index import Positions, VectorIndex
 from stepladder.retrieval.index.manifest import BuildDetails
 from stepladder.retrieval.index.milvus_server import ANSWER_SECONDS, WORK_SECONDS, Milvus, MilvusError
 from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind
+from stepladder.retrieval.index.vector_index import Positions, VectorIndex
 from stepladder.retrieval.index.vectors import StoredVectors, encode_passages
 
 _DESCRIPTION = "milvus.json"
@@ -100,7 +100,7 @@ def build_milvus(
     with atomic_file(to.folder / _DESCRIPTION) as file:
         json.dump(asdict(info), file, indent=2)
     return {
-        **write_description(encoder, to.folder, "milvus", f"pymilvus {version('pymilvus')}"),
+        **write_description(encoder, to.folder, "milvus", f"pymilvus {library_version('pymilvus')}"),
         "uri": info.uri or EMBEDDED,
         "collection": info.collection,
         "milvus_index": info.index,

@@ -14,11 +14,15 @@ from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import PartialFolder
 from stepladder.core.registry import Registry
 from stepladder.retrieval.base import ProgressCallback, Retriever
-from stepladder.retrieval.corpus.passage_store import Passages
+from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
 from stepladder.retrieval.index.manifest import BuildDetails
 
 #: Default memory limit of an index build, in bytes.
 DEFAULT_MEMORY = 4 * 10**9
+
+
+#: (passages, target folder, settings, memory, progress) -> build details for the manifest.
+Builder = Callable[[Passages, PartialFolder, Any, int, ProgressCallback], BuildDetails]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,16 @@ class IndexKind:
 
     #: The settings of a build.
     config: type[Config]
-    #: (passages, target folder, settings, memory, progress) -> build details for the manifest. Writes its own files.
-    build: Callable[[Passages, PartialFolder, Any, int, ProgressCallback], BuildDetails]
+    #: Writes its own files. None for an index of others, which is imported.
+    build: Builder | None
     #: (folder, passages, device) -> the retriever of a folder written by `build`.
     open: Callable[[Path, Passages, str], Retriever]
     #: Whether it searches embeddings, not terms.
     dense: bool
     #: Whether an interrupted `build` can be resumed.
     resumable: bool
+    #: The passages of a folder.
+    passages: Callable[[Path], Passages] = PassageStore
 
 
 INDEX_KINDS: Registry[IndexKind] = Registry(
@@ -45,6 +51,7 @@ INDEX_KINDS: Registry[IndexKind] = Registry(
         "hnsw": ("stepladder.retrieval.index.dense:HNSW", "embeddings, graph of neighbors: fast, in memory"),
         "ivfpq": ("stepladder.retrieval.index.dense:IVFPQ", "compressed embeddings with exact reranking: low memory"),
         "milvus": ("stepladder.retrieval.index.milvus:MILVUS", "embeddings in Milvus, in a file or a cluster"),
+        "faiss": ("stepladder.retrieval.imported.faiss_import:FAISS", "a FAISS file of others, by `index import`"),
     },
 )
 
@@ -57,6 +64,17 @@ def parse_kinds(name: str) -> dict[str, IndexKind]:
     if sum(kind.dense for kind in kinds.values()) > 1:
         raise StepladderError(f"the index kind '{name}' has several embedding indexes; combine one of them with bm25")
     return kinds
+
+
+def builders(kinds: Mapping[str, IndexKind]) -> dict[str, Builder]:
+    """How each kind is built; raises for one that is imported."""
+    found = {name: kind.build for name, kind in kinds.items() if kind.build is not None}
+    if len(found) < len(kinds):
+        raise StepladderError(
+            "an index of the kind 'faiss' is not built, but imported: stepladder index import FILE --corpus CORPUS "
+            "--encoder NAME --out DIR. To combine it with others, join their folders: --index DIR+DIR"
+        )
+    return found
 
 
 def split_settings(kinds: Mapping[str, IndexKind], settings: Mapping[str, object]) -> dict[str, Config]:

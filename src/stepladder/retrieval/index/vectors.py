@@ -5,6 +5,7 @@ shard, and the next attempt resumes after it. Shards start at fixed positions an
 time, so the result does not depend on interruptions.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ _BATCHES = 32
 _BYTES_PER_PASSAGE = 8_000
 
 #: Minimum cosine similarity of two encodings of the same text by the same encoder.
-_MIN_COSINE = 0.98
+MIN_COSINE = 0.98
 
 #: One vector per row, as stored on disk.
 StoredVectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
@@ -72,6 +73,26 @@ def encode_passages(
     return open_vectors(folder)
 
 
+def reuse_vectors(
+    rows: Iterable[Vectors], count: int, total: int, folder: Path, scratch: Path, dtype: type[np.float32 | np.float16]
+) -> None:
+    """Write the `count` vectors of another index as the first of `total`: `encode_passages` continues after them."""
+    checkpoint, written = scratch / _CHECKPOINT, None
+    if checkpoint.exists():
+        return
+    for position, row in enumerate(rows):
+        if written is None:
+            shape = (total, len(row))
+            written = np.lib.format.open_memmap(folder / VECTORS, mode="w+", dtype=dtype, shape=shape)  # type: ignore[no-untyped-call]
+            reserve_space(folder / VECTORS)
+        written[position] = row
+    if written is not None:
+        written.flush()
+        sync(folder / VECTORS)
+        with atomic_file(checkpoint) as file:
+            file.write(str(count))
+
+
 def _done(file: Path, checkpoint: Path, passages: Passages, encoder: Encoder) -> int:
     """The number of valid vectors from an earlier attempt with this encoder."""
     if not checkpoint.exists():
@@ -88,7 +109,7 @@ def _done(file: Path, checkpoint: Path, passages: Passages, encoder: Encoder) ->
 
 def same_direction(one: Vectors, other: Vectors) -> bool:
     """Whether two vectors can be encodings of the same text by the same encoder; bf16 changes the cosine by 1e-3."""
-    return float(one @ other) >= _MIN_COSINE * float(np.linalg.norm(one) * np.linalg.norm(other)) > 0
+    return float(one @ other) >= MIN_COSINE * float(np.linalg.norm(one) * np.linalg.norm(other)) > 0
 
 
 def open_vectors(folder: Path) -> StoredVectors:

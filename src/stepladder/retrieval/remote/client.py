@@ -48,6 +48,9 @@ class SearchDown(BackendDown):
 class RemoteRetriever(Retriever):
     """Searches through remote servers. Thread-safe."""
 
+    #: What is called, for error messages.
+    endpoint = "POST /retrieve"
+
     def __init__(
         self,
         urls: str | Sequence[str],
@@ -103,7 +106,7 @@ class RemoteRetriever(Retriever):
             if reply.status_code != HTTPStatus.OK:
                 raise self._error(host, reply)
             try:
-                found += read_reply(reply.content, len(batch))
+                found += read_reply(reply.content, len(batch), k)
             except BadReply as error:
                 raise BadReply(f"{host.url}/retrieve: {error}") from error
         return found
@@ -201,7 +204,7 @@ class RemoteRetriever(Retriever):
             return SearchDown(f"{host.url} rejected the token ({status}: {message}).{advice}")
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) or reply.is_redirect:
             return SearchDown(
-                f"{host.url} has no POST /retrieve ({status}: {message}). Is it the URL of a search server?"
+                f"{host.url} has no {self.endpoint} ({status}: {message}). Is it the URL of a search server?"
             )
         return StepladderError(f"{host.url} replied {status}: {message}")
 
@@ -210,7 +213,8 @@ def _message(reply: httpx2.Response) -> str:
     """The server's error message."""
     try:
         body = json.loads(reply.content)
-        message = body["detail"] if isinstance(body, dict) and "detail" in body else body
+        names = [name for name in ("detail", "error") if isinstance(body, dict) and name in body]
+        message = body[names[0]] if names else body
     except (ValueError, RecursionError):
         message = reply.text
     return (message if isinstance(message, str) else json.dumps(message))[:500] or "no message"

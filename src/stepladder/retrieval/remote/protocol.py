@@ -20,6 +20,8 @@ from stepladder.core.unicode import replace_surrogates
 
 #: Longer queries are degenerate output of a policy; encoders read a fraction of this.
 MAX_QUERY_CHARACTERS = 8192
+#: Candidates of a server that reranks, at least.
+MIN_RERANKED = 10
 #: The passages of one query as JSON: (document, score) each.
 EncodedHits = tuple[tuple[bytes, bytes], ...]
 
@@ -31,7 +33,9 @@ class BadReply(StepladderError):
 def write_request(queries: Iterable[str], k: int) -> bytes:
     """A request for passages with scores."""
     texts = [replace_surrogates(query)[:MAX_QUERY_CHARACTERS] for query in queries]
-    return json.dumps({"queries": texts, "topk": k, "return_scores": True}).encode()
+    # Search-R1's server with a reranker has two numbers, and defaults of 10 and 3.
+    numbers = {"topk": k, "topk_retrieval": max(k, MIN_RERANKED), "topk_rerank": k}
+    return json.dumps({"queries": texts, **numbers, "return_scores": True}).encode()
 
 
 def encode_hits(passages: Sequence[Passage]) -> EncodedHits:
@@ -59,17 +63,18 @@ def write_reply(results: Iterable[EncodedHits], with_scores: bool) -> bytes:
     return b'{"result": [%b]}' % b", ".join(b"[%b]" % each for each in lists)
 
 
-def read_reply(body: bytes, queries: int) -> list[tuple[Passage, ...]]:
-    """The passages in the reply to that many queries, in its order; raises `BadReply` if it is invalid.
+def read_reply(body: bytes, queries: int, k: int) -> list[tuple[Passage, ...]]:
+    """The first k passages in the reply to that many queries, in its order; raises `BadReply` if it is invalid.
 
-    >>> read_reply(b'{"result": [[{"document": {"id": 7, "contents": "Orm\\\\nA tower."}, "score": 2.5}]]}', queries=1)
+    >>> found = b'{"document": {"id": 7, "contents": "Orm\\\\nA tower."}, "score": 2.5}'
+    >>> read_reply(b'{"result": [[%b]]}' % found, queries=1, k=3)
     [(Passage(id='7', title='Orm', text='A tower.', score=2.5),)]
     """
     try:
         results = json.loads(body)["result"]
         if len(results) != queries:
             raise BadReply(f"{queries} queries got {len(results)} results")
-        return [tuple(_passage(item) for item in found) for found in results]
+        return [keep_best(map(_passage, found), k) for found in results]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = body[:200].decode("utf-8", "replace")
         raise BadReply(
@@ -89,8 +94,21 @@ def _contents(passage: Passage) -> str:
     return f'"{" ".join(passage.title.splitlines())}"\n{passage.text}'
 
 
+def keep_best(passages: Iterable[Passage], k: int) -> tuple[Passage, ...]:
+    """The first k passages, each once. Servers of web searches send more, and some of them twice."""
+    kept: dict[str, Passage] = {}
+    for passage in passages:
+        kept.setdefault(passage.id, passage)
+    return tuple(kept.values())[:k]
+
+
 def _passage(item: dict[str, Any]) -> Passage:
     document, score = (item["document"], item.get("score")) if "document" in item else (item, None)
+    return read_document(document, document.get("id"), score)
+
+
+def read_document(document: dict[str, Any], key: object, score: Any) -> Passage:
+    """A passage from `contents`, or `title` and `text`. Without a key, its id is a hash of its text."""
     if "contents" in document:
         contents = _text(document["contents"])
         title, newline, text = contents.partition("\n")
@@ -98,7 +116,6 @@ def _passage(item: dict[str, Any]) -> Passage:
     else:
         title, text = _text(document.get("title") or ""), _text(document["text"])
         contents = f"{title}\n{text}"
-    key = document.get("id")
     if key is None:
         key = blake2b(contents.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     score = None if score is None else float(score)

@@ -28,10 +28,14 @@ log = logging.getLogger(__name__)
 DISCARD_FACTOR = 8
 #: Bodies of full length that may be in memory while they are received, of all clients together.
 _MAX_BODIES = 32
+#: And their bytes, but at least two bodies.
+_MAX_RECEIVING = 256 * 2**20
 #: Characters of a library's error that are sent.
 _ERROR_CHARACTERS = 500
 #: Seconds after which the connection of a request is watched: most responses are faster.
 _WATCH_AFTER_SECONDS = 1.0
+#: Seconds between two lines about refused requests in the log.
+_REFUSAL_SECONDS = 1.0
 #: Seconds between two checks of what is due.
 _TICK = 0.1
 #: Names of this machine in the Host and Origin headers, with or without a port.
@@ -50,6 +54,7 @@ class Gate:
         #: Bytes of the bodies that are being received.
         self._receiving = 0
         self._watchdog = _Watchdog()
+        self._refused_at = -_REFUSAL_SECONDS
         token = validate_token(config.token.get_secret_value()) if config.token else None
         self._expected_auth = f"bearer {token}".encode() if token else None
         self._checks_origin = local and token is None
@@ -74,6 +79,7 @@ class Gate:
             if not isinstance(error, HTTPError):
                 log.exception("%s %s failed", scope["method"], scope["path"])
                 error = crashed()
+            self._log_refusal(scope, error, started)
             if not status:
                 await self.api.error_response(error)(scope, receive, send_and_note)
         except asyncio.CancelledError:  # the drain time is over
@@ -84,6 +90,13 @@ class Gate:
             self.metrics.count_request(status)
             if scope["path"] == self.api.main_path:
                 self.metrics.seconds.observe(perf_counter() - started)
+
+    def _log_refusal(self, scope: Scope, error: HTTPError, now: float) -> None:
+        """Log why a request to the main endpoint was refused: some clients do not look at errors."""
+        is_refusal = error.status_code in (413, 422, 429) and scope["path"] == self.api.main_path
+        if is_refusal and now - self._refused_at >= _REFUSAL_SECONDS:
+            self._refused_at = now
+            log.warning("refused a request to %s: %d: %s", self.api.main_path, error.status_code, error.detail)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.draining:
@@ -169,7 +182,7 @@ class Gate:
                 if length <= limit:
                     parts.append(part)
                     self._receiving += len(part)
-                    if self._receiving > _MAX_BODIES * limit:
+                    if self._receiving > min(_MAX_BODIES * limit, max(_MAX_RECEIVING, 2 * limit)):
                         headers = {"retry-after": "1", "connection": "close"}
                         raise HTTPError(503, "too many requests are being received: try again in 1 s", headers)
                 if not message.get("more_body", False):

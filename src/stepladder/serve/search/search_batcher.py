@@ -43,9 +43,10 @@ class SearchMetrics(Metrics):
         self.queries = self.counter("queries", "Queries received.")
         self.cache_hits = self.counter("cache_hits", "Queries answered from the cache.")
         self.shared = self.counter("shared", "Queries merged with an equal query in progress.")
+        self.truncated = self.counter("truncated", "Queries that were too long and were truncated.")
         self.dropped = self.counter("dropped", "Queries dropped: client disconnected.")
         self.failed = self.counter("failed", "Queries whose search failed.")
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
         self.batch_size = self.histogram("batch_size", "Queries per batch.", sizes)
 
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from stepladder.core.config import Config
 from stepladder.core.errors import unknown_name
 from stepladder.core.registry import Registry
+from stepladder.core.step_scorer import Derived
 from stepladder.train.grpo.advantage import Over
 from stepladder.train.loop.config import PolicyTrainingConfig
 
@@ -145,6 +146,9 @@ class GRPOConfig(PolicyTrainingConfig):
     rewards: RewardConfig = RewardConfig()
     #: Step scorer: the PRM; or the gold judge, for questions with a gold decomposition, as an upper bound.
     scorer: Literal["prm", "gold"] = "prm"
+    #: Gold judge: how a step counts that follows from an earlier error: not at all (unjudged), as good, or as faulty.
+    #: Unjudged steps have no step advantage and are not part of the baseline.
+    derived: Derived = "unjudged"
     #: Weight of the step advantage beside the outcome advantage.
     process_weight: NonNegativeFloat = 0.3
     #: Whether, in `dual`, the answer step gets a step advantage too (ProRAG), besides the outcome advantage.
@@ -211,6 +215,8 @@ class GRPOConfig(PolicyTrainingConfig):
             found |= dict.fromkeys(trees, f"with mode: {self.mode} (it samples no trees)")
         if self.scorer == "gold":
             found.setdefault("retokenize", "with scorer: gold (no PRM reads the transcripts)")
+        if self.scorer != "gold" or "scorer" in found:
+            found["derived"] = "without scorer: gold (only the gold judge knows derived steps)"
         if self.engine != "vllm":
             found["vllm_gpu_memory_utilization"] = f"with engine: {self.engine}"
         if not self.beta:
@@ -218,6 +224,10 @@ class GRPOConfig(PolicyTrainingConfig):
         if self.temperature != 1:
             found["monitors.logprob_gap"] = "with a temperature other than 1 (it is not measured)"
         return {**super().unused(), **found}
+
+    def inert(self) -> frozenset[str]:
+        """`derived`, unless it is set."""
+        return super().inert() | (frozenset({"derived"}) if self.derived == "unjudged" else frozenset())
 
     @property
     def scores_steps(self) -> bool:

@@ -30,8 +30,8 @@ class EpisodeGroup:
     episodes: Sequence[Trajectory]
     #: One per episode.
     outcome_rewards: Sequence[float]
-    #: Per episode one logit per step; None unless the estimator needs scores.
-    step_scores: Sequence[Sequence[float]] | None
+    #: Per episode one logit per step, None for a step that is not judged; None unless the estimator needs scores.
+    step_scores: Sequence[Sequence[float | None]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,18 @@ def outcome_reward(trajectory: Trajectory, settings: RewardConfig) -> float:
     return answer + (settings.format_bonus if kept else -settings.format_bonus)
 
 
-def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: RewardConfig) -> list[float]:
-    """One reward per step: the sigmoid of its score, and for keeping the format."""
+def step_rewards(trajectory: Trajectory, scores: Sequence[float | None], settings: RewardConfig) -> list[float | None]:
+    """One reward per step: the sigmoid of its score, and for keeping the format. None if it is not judged."""
     return [
-        sigmoid(score) + (settings.step_format_bonus if step.action.is_strict else -settings.step_format_bonus)
+        None
+        if score is None
+        else sigmoid(score) + (settings.step_format_bonus if step.action.is_strict else -settings.step_format_bonus)
         for step, score in zip(trajectory.steps, scores, strict=True)
     ]
 
 
 def credit_group(
-    group: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None, settings: GRPOConfig
+    group: Sequence[Trajectory], scores: Sequence[Sequence[float | None]] | None, settings: GRPOConfig
 ) -> list[CreditedEpisode]:
     """Credit the episodes of one question with the estimator of `mode`, which may need step `scores`."""
     rewards = [outcome_reward(trajectory, settings.rewards) for trajectory in group]
@@ -98,21 +100,21 @@ def _dual(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
 
 
 def _process(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
-    """The advantages of steps by their own scores; 0 for steps that are not graded."""
+    """The advantages of steps by their own scores; 0 for steps that are not graded, or not judged by the scorer."""
     assert group.step_scores is not None
     episodes = group.episodes
-    graded = [
-        [
-            index
-            for index, step in enumerate(each.steps)
-            if settings.grade_answers or step.action.kind is not ActionKind.ANSWER
-        ]
-        for each in episodes
-    ]
     scored = zip(episodes, group.step_scores, strict=True)
-    rewards = [step_rewards(each, found, settings.rewards) for each, found in scored]
+    rewards = [
+        {
+            index: reward
+            for index, reward in enumerate(step_rewards(each, found, settings.rewards))
+            if reward is not None and (settings.grade_answers or each.steps[index].action.kind is not ActionKind.ANSWER)
+        }
+        for each, found in scored
+    ]
+    graded = [list(each) for each in rewards]
     found = process_advantages(
-        [[reward[index] for index in own] for reward, own in zip(rewards, graded)],
+        [list(each.values()) for each in rewards],
         [[len(each.steps[index].written.tokens) for index in own] for each, own in zip(episodes, graded)],
         settings.normalize,
         [[_label(index, each.steps[index]) for index in own] for each, own in zip(episodes, graded)],

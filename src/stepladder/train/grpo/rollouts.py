@@ -59,7 +59,7 @@ class Rollouts:
         if config.scores_steps and scorer is None:
             raise StepladderError(f"mode '{config.mode}' needs a step scorer; the modes outcome and tree do not")
         check_single_context(agent)
-        self.driver, self.agent, self.config, self.scorer = driver, agent, config, scorer
+        self.driver, self.agent, self.config, self.scorer = driver, agent.in_one_context(), config, scorer
         self.generating, self.scoring = generating, scoring
         sampling = replace(episode.sampling, temperature=config.temperature, top_p=config.top_p)
         self.episode = replace(episode, sampling=sampling)
@@ -67,7 +67,7 @@ class Rollouts:
     def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         """`num_generations` episodes for each question."""
         started = time.monotonic()
-        scores: Sequence[Sequence[float]] = ()  # for each episode those of its steps
+        scores: Sequence[Sequence[float | None]] = ()  # for each episode those of its steps
         with self.generating():
             groups = self._trees(questions, seed) if self.config.mode == TREE else []
             sampled = self._samples(questions, seed) if self.config.mode != TREE else []
@@ -96,8 +96,8 @@ class Rollouts:
             "rollout_seconds": round(scored - started, 4),
             "scoring_seconds": round(ended - scored, 4),
         }
-        if scores:
-            metrics["step_score"] = float(np.mean([sigmoid(score) for each in scores for score in each]))
+        if judged := [sigmoid(score) for each in scores for score in each if score is not None]:
+            metrics["step_score"] = float(np.mean(judged))
         return RolloutBatch(tuple(row for group in filled for row in group), metrics)
 
     @property

@@ -69,7 +69,8 @@ class GRPOTrainer(PublicTrainer[GRPOConfig, TrainingReport]):
     def _train(self, policy: str, context: TrainingContext, config: GRPOConfig) -> TrainingReport:
         scorer = None
         if config.scores_steps:
-            scorer = self._open_scorer(self.scorer, config.scorer, retokenize=config.retokenize)
+            options = {"retokenize": config.retokenize, "derived": config.derived}
+            scorer = self._open_scorer(self.scorer, config.scorer, **options)
         return train_grpo(policy, context, config, scorer)
 
 

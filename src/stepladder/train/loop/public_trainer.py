@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from stepladder.agents import Agent, make_agent, name_agent
 from stepladder.core.errors import StepladderError
@@ -110,13 +110,13 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
         return opened
 
     def _open_scorer(
-        self, scorer: str | os.PathLike[str] | StepScorer | None, name: str = "prm", *, retokenize: bool
+        self, scorer: str | os.PathLike[str] | StepScorer | None, name: str = "prm", **options: Any
     ) -> StepScorer:
-        """A step scorer, from the folder of a PRM if that is what was given."""
+        """A step scorer, from the folder of a PRM if that is what was given; `options` are of `ScorerOptions`."""
         if isinstance(scorer, StepScorer):
             return scorer
         folder = None if scorer is None else os.fspath(scorer)
-        return make_scorer(name, ScorerOptions(folder, self.device, self.dtype, retokenize))
+        return make_scorer(name, ScorerOptions(folder, self.device, self.dtype, **options))
 
 
 def all_questions(data: DataSet) -> tuple[Question, ...]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from stepladder.core.registry import Registry
+from stepladder.core.step_scorer import Derived
 from stepladder.models import absolute_if_folder
 from stepladder.train.loop.config import TrainingConfig
 
@@ -46,6 +47,8 @@ class PRMConfig(TrainingConfig):
     margin: NonNegativeFloat = 0.0
     #: Pairs: weight of the loss that centers the scores of a pair at 0, so that a threshold of 0 is meaningful.
     center_rewards_coefficient: NonNegativeFloat = 0.01
+    #: Verdicts: how a step counts that follows from an earlier error: not at all (unjudged), as good, or as faulty.
+    derived: Derived = "unjudged"
     #: Verdicts: train questions whose gold trajectories, intact and corrupted, are added to the data. They need no
     #: generation, and cover mistakes that the policy does not make, such as an answer before any search.
     chains: NonNegativeInt = 0
@@ -77,6 +80,7 @@ class PRMConfig(TrainingConfig):
         if self.objective != "verdicts":
             extra = [name for name in ("chains", "corruptions", "episodes") if getattr(self, name)]
             found = dict.fromkeys(extra, f"with objective: {self.objective} (verdicts label them)")
+            found["derived"] = f"with objective: {self.objective} (it is a kind of verdict)"
         elif self.corruptions and not self.chains:
             found["corruptions"] = "with chains: 0 (it is the number of corrupted copies of each gold trajectory)"
         if self.objective == "pairs":
@@ -91,4 +95,5 @@ class PRMConfig(TrainingConfig):
     def inert(self) -> frozenset[str]:
         """The settings of sampled episodes, if there are none."""
         unused = frozenset() if self.episodes else frozenset({"episodes", "num_generations", "temperature"})
+        unused |= {"derived"} if self.derived == "unjudged" else frozenset()
         return super().inert() | unused | {"reencode"}  # which allows, and changes nothing

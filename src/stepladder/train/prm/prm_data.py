@@ -14,6 +14,7 @@ from stepladder.core.trace import Pair, Side, Trajectory, Tree
 from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
 from stepladder.judges.prm.reward_model import collate_inputs
 from stepladder.oracle.step_judge import judge, judge_tree
+from stepladder.oracle.step_verdicts import Derived, verdict_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,12 @@ def from_trees(
                 known[node.id] = None
 
 
-def from_chains(chains: Iterable[Trajectory], builder: PRMInputBuilder) -> Iterator[PRMExample]:
+def from_chains(
+    chains: Iterable[Trajectory], builder: PRMInputBuilder, derived: Derived = "unjudged"
+) -> Iterator[PRMExample]:
     """One example per context of a trajectory, with the gold judge's verdicts of its steps."""
     for chain in chains:
-        known = [None if verdict is None else verdict.value for verdict in judge(chain)]
+        known = [verdict_value(verdict, derived) for verdict in judge(chain)]
         for each in builder.trajectory(chain):
             if example := _valued(chain.question.id, [each], known):
                 yield example
@@ -115,9 +118,9 @@ def outcomes(tree: Tree) -> list[float | None]:
     return [node.reward if node.stop is not None else None for node in tree.nodes]
 
 
-def gold_verdicts(tree: Tree) -> list[float | None]:
+def gold_verdicts(tree: Tree, derived: Derived = "unjudged") -> list[float | None]:
     """The gold judge's verdict of every step it can judge."""
-    return [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
+    return [verdict_value(verdict, derived) for verdict in judge_tree(tree)]
 
 
 def _valued(question_id: str, inputs: Iterable[PRMInput], known: Sequence[float | None]) -> PRMExample | None:

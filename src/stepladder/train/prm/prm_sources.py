@@ -8,11 +8,12 @@ trajectories, intact and corrupted.
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
-from stepladder.core.trace import Pair, Question, Trajectory
+from stepladder.core.trace import Pair, Question, Trajectory, Tree
 from stepladder.data.sampling import sample_questions
 from stepladder.explore.values import monte_carlo
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
@@ -88,13 +89,18 @@ def tree_examples(
     if questions.sampled:
         _check_tokenizers(config, policy)
         episodes = sample(questions.sampled)
-    values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[config.objective]
+    objectives: dict[str, Callable[[Tree], Sequence[float | None]]] = {
+        "verdicts": partial(gold_verdicts, derived=config.derived),
+        "values": monte_carlo,
+        "outcome": outcomes,
+    }
+    values_of = objectives[config.objective]
 
     def of_policy(builder: PRMInputBuilder, *, held_out: bool) -> list[PRMExample]:
         """Steps that the policy wrote, of held-out questions or of the others."""
         explored = (tree for tree in iter_trees(trees) if (tree.question.id in questions.held_out) is held_out)
         own = (each for each in episodes if (each.question.id in questions.held_out) is held_out)
-        return [*from_trees(explored, builder, values_of), *from_chains(own, builder)]
+        return [*from_trees(explored, builder, values_of), *from_chains(own, builder, config.derived)]
 
     def make(builder: PRMInputBuilder) -> Examples:
         train, dev = of_policy(builder, held_out=False), of_policy(builder, held_out=True)
@@ -104,7 +110,7 @@ def tree_examples(
             failed = len(questions.sampled) * config.num_generations - len(episodes)
             counts = {"episodes": len(episodes), "broken": failed, "tokens_sampled": written}
         if questions.gold:
-            train += from_chains(_gold_and_corrupted(config, context, questions.gold), builder)
+            train += from_chains(_gold_and_corrupted(config, context, questions.gold), builder, config.derived)
         if not train:
             raise StepladderError(
                 f"no step of the trees has a value for the objective '{config.objective}'. Verdicts need questions "

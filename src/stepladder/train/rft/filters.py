@@ -60,7 +60,7 @@ class FilterResult:
 
 def filter_trajectories(
     trajectories: Sequence[Trajectory],
-    scores: Sequence[Sequence[float]] | None,
+    scores: Sequence[Sequence[float | None]] | None,
     *,
     min_f1: float,
     threshold: float,
@@ -68,12 +68,14 @@ def filter_trajectories(
 ) -> FilterResult:
     """Keep correct answers reached by good steps: the first `keep` distinct ones per question.
 
-    `scores`: for each trajectory one per step; None does not filter by steps.
+    `scores`: for each trajectory one per step; a step that is not judged has None and is not bad. Without scores, steps
+    are not filtered.
     """
     result = FilterResult()
     known: dict[str, set[tuple[str, ...]]] = {}
     for number, trajectory in enumerate(trajectories):
-        bad = [] if scores is None else [step for step, each in enumerate(scores[number]) if each < threshold]
+        own = () if scores is None else scores[number]
+        bad = [step for step, each in enumerate(own) if each is not None and each < threshold]
         wrong = _wrong(trajectory, min_f1)
         if not wrong:
             result.solved.add(trajectory.question.id)

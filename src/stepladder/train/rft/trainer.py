@@ -123,7 +123,7 @@ def _counts(result: FilterResult, failed: int) -> dict[str, object]:
 def _write_samples(
     folder: Path,
     samples: Sequence[Trajectory],
-    scores: Sequence[Sequence[float]] | None,
+    scores: Sequence[Sequence[float | None]] | None,
     result: FilterResult,
     failed: int,
 ) -> None:
@@ -135,7 +135,9 @@ def _write_samples(
                 "question": trajectory.question.id,
                 "answer": trajectory.answer,
                 "failed": rejected_by or None,
-                "scores": None if scores is None else [round(each, 4) for each in scores[number]],
+                "scores": None
+                if scores is None
+                else [None if each is None else round(each, 4) for each in scores[number]],
             }
             file.write(json.dumps(row) + "\n")
     write_records(folder / "transcripts.jsonl", result.kept)

@@ -15,6 +15,7 @@ from stepladder.core.requests import Algorithm, Retrieve
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.decompositions.gold_passages import GoldPassage, mentions as is_named
 from stepladder.data.decompositions.passage_chains import chain_hops
+from stepladder.data.gold_texts import by_id, with_gold_texts
 from stepladder.driver import Driver, OutcomeCallback
 from stepladder.oracle.decomposition import mentions
 from stepladder.retrieval.base import Retriever
@@ -52,9 +53,10 @@ def weak_decomposition(question: Question, k: int) -> Algorithm[Question]:
         for begin in sorted(first, key=lambda passage: not is_named(question.text, passage.title)):
             for end in ends:
                 if hops := _path(question, begin, end):
-                    return _with(question, hops)
+                    return _with(question, hops, (begin, end))
     if found := named or direct:
-        return _with(question, (Hop(question.text, question.answers[0], tuple(each.id for each in found)),))
+        hop = Hop(question.text, question.answers[0], tuple(each.id for each in found))
+        return _with(question, (hop,), found)
     return question
 
 
@@ -72,5 +74,8 @@ def _path(question: Question, begin: Passage, end: Passage) -> Sequence[Hop]:
     return hops if len(hops) == 2 and hops[0].passages == (begin.id,) else ()
 
 
-def _with(question: Question, hops: Sequence[Hop]) -> Question:
-    return replace(question, hops=tuple(hops), gold_passages=tuple(hop.passages for hop in hops))
+def _with(question: Question, hops: Sequence[Hop], passages: Sequence[Passage]) -> Question:
+    """The question with hops, whose passages are recognized in other indexes too."""
+    known = by_id(GoldPassage(passage.title, (passage.id,), passage.text) for passage in passages)
+    mined = replace(question, hops=tuple(hops), gold_passages=tuple(hop.passages for hop in hops))
+    return with_gold_texts(mined, known)

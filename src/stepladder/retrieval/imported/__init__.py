@@ -1,0 +1,1 @@
+"""Indexes that others have built: FAISS files with the corpus they were made of."""
