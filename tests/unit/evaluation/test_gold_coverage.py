@@ -6,11 +6,14 @@ import pytest
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.questions.excerpts import gold_text
-from stepladder.core.trace import Hop, Passage, Question
+from stepladder.core.trace import Hop, Node, Passage, Question, Tree
 from stepladder.data.dataset import DataSet
 from stepladder.evaluation.gold_coverage import gold_coverage
+from stepladder.explore.tree_store import TreeFile
 from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.search_config import ExploreConfig
+from stepladder.pipeline.stage import Task
+from stepladder.pipeline.stages.pairs import PairConfig, run_pairs
 from stepladder.pipeline.stages.rank import RankConfig
 from stepladder.pipeline.tree_search import check_tree_stage
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -70,6 +73,19 @@ def test_trees_are_not_scored_by_gold_passages_that_the_index_does_not_have(
         with pytest.raises(StepladderError, match=r"in the index: 0 of 4 .* cannot be labelled"):
             check_tree_stage(settings, context)
     check_tree_stage(ExploreConfig(), context)  # by rollouts
+
+
+def test_pairs_are_not_made_by_gold_passages_that_the_index_does_not_have(tmp_path: Path) -> None:
+    build_index([Passage("1", "Dust", "Dust is a film.")], tmp_path / "ix")
+    context = RunContext(SharedConfig.read({"data": {"index": str(tmp_path / "ix")}}))
+    with TreeFile(tmp_path / "trees.jsonl.gz") as file:
+        for each in QUESTIONS:
+            file.add(Tree(each, "prorag", (Node(0, None, None),)))
+    task = Task("pairs", tmp_path, 0, {"trees": str(tmp_path / "trees.jsonl.gz")})
+    with pytest.raises(StepladderError, match=r"in the index: 0 of 4 .* cannot be labelled"):
+        run_pairs(PairConfig(judge="gold"), context, task)
+    with pytest.raises(StepladderError, match="no pairs in 4 trees"):
+        run_pairs(PairConfig(judge="mc"), context, task)
 
 
 def test_ids_alone_are_looked_up_in_a_local_index() -> None:

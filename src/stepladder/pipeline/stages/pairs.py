@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ from stepladder.judges.base import Judge, JudgeOptions
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJudgeConfig
 from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.registry import JudgeName, judges, make_judge
+from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.pair_folder import DEV_PAIRS, TRAIN_PAIRS, write_pairs
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import PAIRS, TREES, StageResult, StageSpec, Task, never, no_questions, tree_questions
@@ -33,6 +35,8 @@ from stepladder.preferences.pairs import PairRules, balanced, dev_questions, jud
 if TYPE_CHECKING:
     from stepladder.judges.llm.estimate import Estimate
 
+#: Trees whose gold passages are looked for in the index.
+_CHECKED_TREES = 1000
 #: Concurrent trees, for judges that generate text.
 _CONCURRENT_TREES = 64
 
@@ -123,6 +127,8 @@ def _judge_trees(settings: PairConfig, judge: Judge, context: RunContext, task: 
     """The pairs of all trees, in a buffer file because they may not fit into memory."""
     trees = Path(task.inputs[TREES])
     found = _AllPairs(tree_questions(trees))
+    if judges().get(settings.judge).needs_gold:
+        check_gold(context, [tree.question for tree in islice(read_trees(trees), _CHECKED_TREES)])
     jobs = (partial(tree_pairs, tree, judge, settings) for tree in read_trees(trees))
     llm = settings.llm
     opened = nullcontext() if llm is None else closing(llm.open_engine(task.folder, context.settings.device))
