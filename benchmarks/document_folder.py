@@ -26,6 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from stepladder.core.memory import parse_bytes
 from tests.support.document_files import write_pdf
 

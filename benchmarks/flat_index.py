@@ -28,15 +28,13 @@ import multiprocessing
 import os
 import re
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,6 +43,10 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.support.serve_process import serve_process
 
 Result = TypeVar("Result")
 BLOCK, WORDS, SINGLE = 20_000, 100, 8
@@ -173,7 +175,7 @@ def served(folder: Path, queries: int, k: int) -> Row:
     """The server, asked as Search-R1 asks it: all queries in one request."""
     texts = [f"query {number} of a town" for number in range(queries)]
     body = json.dumps({"queries": texts, "topk": k, "return_scores": True}).encode()
-    with server(folder / "index") as (url, process), Watched(process.pid) as own:
+    with serve_process(str(folder / "index"), "--cache-entries", "0") as (url, process), Watched(process.pid) as own:
         opened = own.most
         started, before = time.perf_counter(), processor_time(process.pid)
         request = urllib.request.Request(f"{url}/retrieve", body, {"content-type": "application/json"})
@@ -195,24 +197,6 @@ def reference(folder: Path, queries: int, k: int) -> list[list[int]]:
     index = faiss.read_index(str(folder / "e5_Flat.index"), faiss.IO_FLAG_MMAP_IFC)
     found: list[list[int]] = index.search(vectors, k)[1].tolist()
     return found
-
-
-@contextmanager
-def server(index: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`stepladder serve` on a free port."""
-    command = [sys.executable, "-m", "stepladder", "serve", str(index), "--port", "0", "--cache-entries", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if match := re.search(r"http://[\w.]+:\d+", line):
-                threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield match[0], process
-                return
-        raise SystemExit("the server did not start")
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def processor_time(process: int) -> float:

@@ -14,23 +14,24 @@ that a search in process finds; exit status 1 if not.
 import argparse
 import ast
 import json
-import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from stepladder.core.trace import Passage
 from stepladder.data import load_dataset
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.build import build_index
+from tests.support.serve_process import serve_process
 
 CLIENT, CLASS = "search_r1/llm_agent/generation.py", "LLMGenerationManager"
 METHODS = ("execute_predictions", "postprocess_predictions", "batch_search", "_batch_search", "_passages2string")
@@ -81,24 +82,6 @@ def observation(contents: Sequence[str]) -> str:
     return f"\n\n<information>{''.join(shown).strip()}</information>\n\n"
 
 
-@contextmanager
-def served(index: str) -> Iterator[str]:
-    """The URL of `stepladder serve`, with its defaults."""
-    command = [sys.executable, "-m", "stepladder", "serve", index, "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if match := re.search(r"http://[\w.]+:\d+", line):
-                threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield f"{match[0]}/retrieve"
-                return
-        raise SystemExit("the server did not start")
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def policy_outputs(passages: Sequence[Passage]) -> list[str]:
     """What 512 questions x 5 rollouts write: rollouts of a question often ask the same."""
     queries = [
@@ -127,7 +110,8 @@ def main() -> int:
         with closing(load_retriever(index)) as retriever:
             queries = [output.split("<search>")[1].split("</search>")[0].strip()[:8192] for output in outputs]
             found = [retriever.search(queries[at : at + 64], arguments.topk) for at in range(0, len(queries), 64)]
-        with served(index) as url:
+        with serve_process(index) as (base, _):
+            url = f"{base}/retrieve"
             started = time.perf_counter()
             observations = step(outputs, url, arguments.topk)
             seconds = time.perf_counter() - started

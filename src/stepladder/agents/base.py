@@ -60,8 +60,8 @@ class Agent(ABC):
     answer_mark: ClassVar[str] = ""
     #: How this instance is played. `playing` makes another one.
     play: Play = Play()
-    #: Whether a forced answer is asked for after the slips before it, so that an episode is one sequence.
-    keeps_slips: bool = False
+    #: Whether an episode is a single growing context. Else the request for a forced answer leaves out slips before it.
+    single_context: bool = False
     #: Strings that open an observation, which only the environment writes: text after them is not read.
     observation_openings: ClassVar[tuple[str, ...]] = ()
 
@@ -127,10 +127,10 @@ class Agent(ABC):
         vars(other).update({"play": play} if hint is None else {"play": play, "hint": hint})
         return other
 
-    def in_one_context(self) -> Self:
-        """This agent, with forced answers in the same context as everything before them."""
+    def in_single_context(self) -> Self:
+        """This agent, with every episode in a single context, as GRPO needs it."""
         other = copy(self)
-        other.keeps_slips = True
+        other.single_context = True
         return other
 
     @cached_property
@@ -171,7 +171,7 @@ class Agent(ABC):
         if not forced:
             context = with_note(self.render(trajectory), self.hint, _newest_slips(trajectory))
         else:
-            slips = 0 if self.keeps_slips else _newest_slips(trajectory)
+            slips = 0 if self.single_context else _newest_slips(trajectory)
             shown = replace(trajectory, steps=trajectory.steps[: len(trajectory.steps) - slips])
             demand = f"{self.demand} The question is: {show_question(trajectory.question)}"
             context = with_note(self.render(shown), demand)

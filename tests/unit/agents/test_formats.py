@@ -202,7 +202,7 @@ def test_what_was_found_before_the_slips_is_part_of_it(name: str) -> None:
     asked = "".join(segment.text for segment in trajectory.consumed(4))
     assert IDLE not in asked
     assert "Ada Tarn in 1871" in asked
-    assert not play(lenient(name).in_one_context(), replies).steps[4].restarts
+    assert not play(lenient(name).in_single_context(), replies).steps[4].restarts
 
 
 @pytest.mark.parametrize("name", sorted({*SEARCHING} - {"research"}))  # its queries come with a draft of the answer

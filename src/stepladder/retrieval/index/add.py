@@ -36,12 +36,17 @@ from stepladder.retrieval.corpus.reader import (
     UNKNOWN_FORMAT,
     UNREADABLE,
     Corpus,
-    check_unique_ids,
     content_hash,
-    read_corpus,
 )
 from stepladder.retrieval.corpus.tables import CorpusError
-from stepladder.retrieval.index.build import READ_FIRST, finish_index, keep_to_resume, read_passages
+from stepladder.retrieval.index.build import (
+    READ_FIRST,
+    corpus_name,
+    finish_index,
+    keep_to_resume,
+    open_corpus,
+    read_passages,
+)
 from stepladder.retrieval.index.dense_config import EncoderConfig, Layout
 from stepladder.retrieval.index.manifest import IndexInfo, check_files, check_overwrite, index_info, unread_files
 from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind, parse_kinds, split_settings
@@ -75,13 +80,7 @@ def add_to_index(
     configs = _stored_settings(folder, info, kinds, settings)
     check_overwrite(folder, overwrite=True)
     check_files(folder, info)
-    passages: Iterable[Passage]
-    if isinstance(corpus, str | Path):
-        passages = read_corpus(corpus, words=words, overlap=overlap)
-        source = source or Path(corpus).name
-    else:
-        passages = check_unique_ids(corpus)
-    signature = passages.signature() if isinstance(passages, Corpus) else None
+    passages, signature = open_corpus(corpus, words, overlap)
     plan = {
         "add": signature or token_hex(),
         "to": [info.checksum, info.created],
@@ -106,7 +105,7 @@ def add_to_index(
             if stats.checksum == info.checksum:
                 raise _NothingNewError
             _reuse_vectors(folder, kinds, partial, stats.passages, progress)
-            sources = dict.fromkeys((*info.source.split(" + "), source))
+            sources = dict.fromkeys((*info.source.split(" + "), source or corpus_name(corpus)))
             return finish_index(info.kind, configs, stats, " + ".join(sources), partial, memory, progress)
     except _NothingNewError:
         return info

@@ -23,7 +23,7 @@ from stepladder.core.trace import Passage
 from stepladder.core.version import __version__
 from stepladder.retrieval.base import ProgressCallback, Retriever, no_progress
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
-from stepladder.retrieval.corpus.reader import Corpus, check_unique_ids, read_corpus
+from stepladder.retrieval.corpus.reader import check_unique_ids, read_corpus
 from stepladder.retrieval.hybrid import FusionConfig
 from stepladder.retrieval.index.manifest import (
     CHECKSUMS,
@@ -103,14 +103,7 @@ def build_index(
     builders(kinds)
     configs = split_settings(kinds, settings)
     check_overwrite(folder, overwrite)
-    passages: Iterable[Passage]
-    if isinstance(corpus, str | Path):
-        passages = read_corpus(corpus, words=words, overlap=overlap)
-        source = source or Path(corpus).name
-    else:
-        passages = check_unique_ids(corpus)
-    # Passages from a program may differ the next time, so their build cannot be resumed.
-    signature = passages.signature() if isinstance(passages, Corpus) else None
+    passages, signature = open_corpus(corpus, words, overlap)
     plan = {
         "kind": kind,
         "settings": {name: each.model_dump(mode="json") for name, each in configs.items()},
@@ -121,7 +114,25 @@ def build_index(
     keep = keep_to_resume(kinds) if signature else lambda _: False
     with resumable_folder(folder, plan, what="index", keep=keep) as partial:
         stats = read_passages(passages, partial, progress)
-        return finish_index(kind, configs, stats, source, partial, memory, progress)
+        return finish_index(kind, configs, stats, source or corpus_name(corpus), partial, memory, progress)
+
+
+def open_corpus(
+    corpus: str | Path | Iterable[Passage], words: int, overlap: int
+) -> tuple[Iterable[Passage], str | None]:
+    """The passages of a corpus, and its signature.
+
+    Passages from a program have none: they may differ the next time, so that their build cannot be resumed.
+    """
+    if not isinstance(corpus, str | Path):
+        return check_unique_ids(corpus), None
+    read = read_corpus(corpus, words=words, overlap=overlap)
+    return read, read.signature()
+
+
+def corpus_name(corpus: str | Path | Iterable[Passage]) -> str:
+    """The name of a corpus for the manifest; passages from a program have none."""
+    return Path(corpus).name if isinstance(corpus, str | Path) else ""
 
 
 def keep_to_resume(kinds: dict[str, IndexKind]) -> Callable[[PartialFolder], bool]:

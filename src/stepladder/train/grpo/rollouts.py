@@ -59,7 +59,7 @@ class Rollouts:
         if config.scores_steps and scorer is None:
             raise StepladderError(f"mode '{config.mode}' needs a step scorer; the modes outcome and tree do not")
         check_single_context(agent)
-        self.driver, self.agent, self.config, self.scorer = driver, agent.in_one_context(), config, scorer
+        self.driver, self.agent, self.config, self.scorer = driver, agent.in_single_context(), config, scorer
         self.generating, self.scoring = generating, scoring
         sampling = replace(episode.sampling, temperature=config.temperature, top_p=config.top_p)
         self.episode = replace(episode, sampling=sampling)
