@@ -1,7 +1,7 @@
 """How are a policy's steps labelled after its first error?
 
     python checks/first_error.py TRAJECTORIES ...            # files or folders, as `stepladder eval --out` writes them
-    python checks/first_error.py --run RUN [--questions 200]  # plays the newest policy of a run at temperature 1
+    python checks/first_error.py --run RUN [--questions 200]  # samples from the newest policy of a run
     python checks/first_error.py --train OUT                  # the same, with the SFT of the recipe warmup-nano first
 
 In: trajectories of questions with gold decompositions. Out: the number of steps up to the first error, and the gold
@@ -10,33 +10,49 @@ judge's labels of those after it, with two rules:
     first error     what follows faithfully from an earlier error is `derived` (the default)
     blame all       such steps are faulty (`derived: faulty` in the settings of stages)
 
-The first error is the first faulty step of an episode. `wrong` are all faults.
+The first error is the first faulty step of an episode. `wrong` are all faults. `--before SRC` adds a row with the labels
+of another version, given its `src` folder (`git worktree add OTHER COMMIT`, then `--before OTHER/src`).
 """
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from stepladder.core.io.records import read_records
+from stepladder.core.io.records import dumps, read_records
 from stepladder.core.trace import Trajectory
 from stepladder.oracle.step_judge import judge
 from stepladder.oracle.step_verdicts import Verdict
 
 _LABELS = ("wrong", "derived", "good", "unjudged")
+#: Labels trajectories from standard input, one list per line. Runs with another version of the package.
+_OTHER_VERSION = """
+import json, sys
+from stepladder.core.io.records import loads
+from stepladder.core.trace import Trajectory
+from stepladder.oracle.step_judge import judge
+for line in sys.stdin:
+    verdicts = judge(loads(line, Trajectory))
+    print(json.dumps(["unjudged" if each is None else "good" if each.good else "wrong" for each in verdicts]))
+"""
 
 
 def main() -> int:
-    """Read or play the trajectories, and print both tables."""
+    """Read or sample the trajectories, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trajectories", nargs="*", type=Path)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--train", type=Path)
     parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--before", type=Path, metavar="SRC")
     given = parser.parse_args()
     if sum(map(bool, (given.trajectories, given.run, given.train))) != 1:
         parser.error("give trajectories, --run or --train")
@@ -46,8 +62,8 @@ def main() -> int:
         settings = {"stages.eval-sft.limit": 1, "stages.sft.precision": "fp32", "stages.sft.dev_questions": 30}
         sl.run("warmup-nano", str(given.train), settings)
     run = given.run or given.train
-    played = _play(run, given.questions) if run is not None else _read(given.trajectories)
-    report([each for each in played if each.question.hops])
+    trajectories = _generate(run, given.questions) if run is not None else _read(given.trajectories)
+    report([each for each in trajectories if each.question.hops], given.before)
     return 0
 
 
@@ -58,7 +74,7 @@ def _read(paths: Sequence[Path]) -> Iterator[Trajectory]:
             yield from read_records(file, Trajectory)
 
 
-def _play(run: Path, questions: int) -> Iterator[Trajectory]:
+def _generate(run: Path, questions: int) -> Iterator[Trajectory]:
     """Episodes of the newest policy of a run on the first train questions."""
     from stepladder.cli import main as stepladder
 
@@ -70,14 +86,17 @@ def _play(run: Path, questions: int) -> Iterator[Trajectory]:
     return _read([out])
 
 
-def report(trajectories: Sequence[Trajectory]) -> None:
-    """Print the labels of the steps after the first error, with both rules."""
+def report(trajectories: Sequence[Trajectory], other: Path | None = None) -> None:
+    """Print the labels of the steps after the first error, with both rules; `other`: and by another version's judge."""
     judged = [judge(each) for each in trajectories]
     table = Table("rule", "steps up to the first error", "steps after it", *_LABELS)
-    for name, blame_all in (("blame all", True), ("first error", False)):
+    rows = {"blame all": [[_label(each, True) for each in verdicts] for verdicts in judged]}
+    rows["first error"] = [[_label(each, False) for each in verdicts] for verdicts in judged]
+    if other is not None:
+        rows = {str(other): _labels_of_other_version(other, trajectories), **rows}
+    for name, all_labels in rows.items():
         before, after = 0, Counter[str]()
-        for verdicts in judged:
-            labels = [_label(verdict, blame_all) for verdict in verdicts]
+        for labels in all_labels:
             first = labels.index("wrong") + 1 if "wrong" in labels else len(labels)
             before += first
             after.update(labels[first:])
@@ -90,6 +109,26 @@ def report(trajectories: Sequence[Trajectory]) -> None:
     console.print(table)
     kinds = Counter(_kinds(trajectories, judged))
     console.print("derived steps: " + (", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) or "none"))
+
+
+def _labels_of_other_version(source: Path, trajectories: Sequence[Trajectory]) -> list[list[str]]:
+    """The labels by the judge of another version, which may not know the texts of gold passages."""
+    lines = [json.dumps(_without(json.loads(dumps(each)), "gold_texts")) for each in trajectories]
+    done = subprocess.run(
+        [sys.executable, "-c", _OTHER_VERSION],
+        input="".join(f"{line}\n" for line in lines),
+        env=os.environ | {"PYTHONPATH": str(source.absolute())},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _without(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _without(each, name) for key, each in value.items() if key != name}
+    return [_without(each, name) for each in value] if isinstance(value, list) else value
 
 
 def _kinds(trajectories: Sequence[Trajectory], judged: Sequence[Iterable[Verdict | None]]) -> Iterator[str]:
