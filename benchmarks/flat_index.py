@@ -10,6 +10,7 @@ imported     the index that was imported, in a process of its own
 served       the same behind `stepladder serve`, in one request of all queries
 FAISS        `faiss.read_index` and `search`, which holds all vectors in memory
 FAISS mmap   the same with IO_FLAG_MMAP_IFC
+imported GPU, FAISS GPU   both with the vectors on one GPU, where FAISS has GPU support
 
 own memory   RssAnon in MB: at most, and before that the libraries and the encoder alone. Mapped files are not in it:
              the system takes their pages back when it needs the room
@@ -137,12 +138,12 @@ def bring_in(folder: Path) -> tuple[float, float]:
     return time.perf_counter() - started, own.most
 
 
-def imported(folder: Path, queries: int, k: int) -> Row:
+def imported(folder: Path, queries: int, k: int, name: str) -> Row:
     """The imported index."""
     from stepladder.retrieval.index.build import open_index
 
-    index: Any = open_index(folder / "index")
-    return searched("imported", folder, queries, k, index.vectors.search)
+    index: Any = open_index(folder / "index", device="cuda:0" if name == "imported GPU" else "cpu")
+    return searched(name, folder, queries, k, index.vectors.search)
 
 
 def faiss_alone(folder: Path, queries: int, k: int, name: str) -> Row:
@@ -151,7 +152,16 @@ def faiss_alone(folder: Path, queries: int, k: int, name: str) -> Row:
 
     flags = faiss.IO_FLAG_MMAP_IFC if name == "FAISS mmap" else 0
     index = faiss.read_index(str(folder / "e5_Flat.index"), flags)
+    if name == "FAISS GPU":
+        index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
     return searched(name, folder, queries, k, index.search)
+
+
+def has_gpu() -> bool:
+    """Whether FAISS can search on a GPU."""
+    import faiss
+
+    return hasattr(faiss, "GpuIndexFlat") and faiss.get_num_gpus() > 0
 
 
 def searched(name: str, folder: Path, queries: int, k: int, search: Callable[[Any, int], Any]) -> Row:
@@ -263,12 +273,10 @@ def main() -> None:
         small = sum(each.stat().st_size for each in (folder / "index").iterdir()) / 1e6
         text = f"imported in {seconds:.1f} s, own memory at most {most / 1e6:,.0f} MB, index folder {small:.1f} MB"
         console.print(text, highlight=False)
-        ways: list[tuple[str, Callable[[], Row]]] = [
-            ("imported", partial(imported, folder, queries, k)),
-            ("FAISS", partial(faiss_alone, folder, queries, k, "FAISS")),
-            ("FAISS mmap", partial(faiss_alone, folder, queries, k, "FAISS mmap")),
-        ]
-        rows = [(apart(way), os.getloadavg()[0]) for _, way in ways]
+        ways = [(imported, "imported"), (faiss_alone, "FAISS"), (faiss_alone, "FAISS mmap")]
+        if apart(has_gpu):
+            ways += [(imported, "imported GPU"), (faiss_alone, "FAISS GPU")]
+        rows = [(apart(partial(way, folder, queries, k, name)), os.getloadavg()[0]) for way, name in ways]
         rows.append((served(folder, queries, k), os.getloadavg()[0]))
         expected = {row.name: row.found for row, _ in rows}["FAISS"]
         by_text = apart(partial(reference, folder, queries, k))

@@ -1,4 +1,4 @@
-"""Exact search on a GPU finds what the CPU finds. Needs a FAISS with GPU support (faiss-gpu-cu12)."""
+"""Exact search on a GPU finds what the CPU finds. Needs a FAISS with GPU support (the package faiss-gpu)."""
 
 import numpy as np
 import pytest
