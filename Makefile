@@ -4,6 +4,9 @@ BIN := .venv/bin
 # Quiet pip keeps the first screen readable; its errors still show. Modules are compiled when they are imported: most
 # never are, and compiling all of them takes half of the time.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# Compiled modules are kept, also where the environment says otherwise: compiling all of them for every process takes
+# twenty seconds.
+export PYTHONDONTWRITEBYTECODE :=
 # A process more than there are cores: many tests wait for servers, disks and other processes.
 CORES := $(shell nproc 2>/dev/null || echo 1)
 
