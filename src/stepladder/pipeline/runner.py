@@ -13,12 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
+from stepladder.core import launch
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.interrupts import check_interrupt
 from stepladder.core.io.known_servers import name_servers
 from stepladder.core.io.masking import mask
 from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
+from stepladder.pipeline.launched import Team, check_launch
 from stepladder.pipeline.policy_choice import PolicyChoice, Regression, choose_policy, regressions, score_policies
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, SERVER, RunContext
@@ -101,9 +103,30 @@ def run_recipe(
     """Run every stage that is not done; with `only`, this stage, the stages it depends on, and stale stages.
 
     `update` deletes stale stages first; `confirm` is called with them before that and may raise. Progress is printed to
-    `console`.
+    `console`. Under torchrun or `accelerate launch` all processes call it: the main one runs the recipe, the others take
+    part in the stages that train.
     """
+    team = Team(recipe.shared.device)
+    if not launch.is_main():
+        team.follow()
+        run = RunFolder(folder)
+        done = [record for stage in recipe.stages if (record := run.done(stage.name)) is not None]
+        return RunReport.of(run, recipe, done, ())
     console = console or Console(stderr=True)
+    with team.led():
+        return _run(recipe, folder, team, console, update=update, confirm=confirm, only=only)
+
+
+def _run(
+    recipe: Recipe,
+    folder: Path,
+    team: Team,
+    console: Console,
+    *,
+    update: bool,
+    confirm: Callable[[Sequence[StaleStage]], None] | None,
+    only: str | None,
+) -> RunReport:
     name_servers(recipe.plain(), new=True)
     ingredients = all_ingredients(recipe)
     with claim(folder) as run, closing(RunContext(recipe.shared, console)) as context:
@@ -118,6 +141,8 @@ def run_recipe(
                 own = getattr(stage.settings, "report_to", ())
                 check_trackers(recipe.shared.report_to if own is None else own)
                 get_stage(stage.kind).check(stage.settings, context)
+                if get_stage(stage.kind).trains:
+                    check_launch(stage.settings)
                 if stage.inputs.get("policy") not in (None, ORACLE, SERVER):
                     context.check_decoding(trains=stage.kind == "grpo")
         session = describe_session(recipe) if left else None
@@ -139,7 +164,7 @@ def run_recipe(
                 _print(console, f"{stage.name}: not done, unchanged")
                 continue
             if record is None:
-                record = _run_stage(stage, run, recipe, context, ingredients[stage.name], console)
+                record = _run_stage(stage, run, recipe, context, ingredients[stage.name], team)
             else:
                 skipped.append(stage.name)
                 _print(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
@@ -193,8 +218,9 @@ def _touched(folder: Path, record: StageRecord) -> list[str]:
 
 
 def _run_stage(
-    stage: Stage, run: RunFolder, recipe: Recipe, context: RunContext, ingredients: Ingredients, console: Console
+    stage: Stage, run: RunFolder, recipe: Recipe, context: RunContext, ingredients: Ingredients, team: Team
 ) -> StageRecord:
+    console = context.console
     before = run.known(stage.name)
     record = StageRecord(
         name=stage.name,
@@ -211,7 +237,7 @@ def _run_stage(
     inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
     started = time.monotonic()
     try:
-        result = kind.run(stage.settings, context, Task(stage.name, folder, recipe.stage_seed(stage.name), inputs))
+        result = team.run(recipe, Task(stage.name, folder, recipe.stage_seed(stage.name), inputs), context)
     except BaseException:
         run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
         raise
