@@ -67,6 +67,8 @@ def is_main() -> bool:
 
 def sharding() -> str | None:
     """What shards the weights over the processes: FSDP or DeepSpeed; None if every process has all of them."""
+    if "RANK" not in os.environ:
+        return None
     for name in ("FSDP", "DeepSpeed"):
         if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() in ("true", "1"):
             return name

@@ -103,8 +103,8 @@ def run_recipe(
     """Run every stage that is not done; with `only`, this stage, the stages it depends on, and stale stages.
 
     `update` deletes stale stages first; `confirm` is called with them before that and may raise. Progress is printed to
-    `console`. Under torchrun or `accelerate launch` all processes call it: the main one runs the recipe, the others take
-    part in the stages that train.
+    `console`. Under torchrun or `accelerate launch` all processes call it: the main process runs the recipe, and the
+    others take part in the stages that train.
     """
     team = Team(recipe.shared.device)
     if not launch.is_main():

@@ -735,11 +735,10 @@ def test_questions_without_answers_are_left_out(tmp_path: Path) -> None:
     assert train(tmp_path, settings, questions=[*QUESTIONS[:2], *nobody_knows[2:]]).numbers["questions"] == 2
 
 
-def test_questions_that_processes_cannot_share_are_refused(tmp_path: Path) -> None:
-    context = TrainingContext(Loose(), QUESTIONS, (), None, EPISODE, tmp_path)
-    with pytest.raises(StepladderError, match=r"has 2 questions .* which 4 processes cannot share: .* multiple of 16"):
-        grpo._choose_questions(context, SETTINGS, processes=4)
-    assert len(grpo._choose_questions(context, SETTINGS, processes=2)) == 4
+def test_questions_that_processes_cannot_share_are_refused() -> None:
+    with pytest.raises(StepladderError, match=r"batch_size 8 is not a multiple of 16 .* x 4 processes\): .* to 16, or"):
+        SETTINGS.check_processes(4)
+    SETTINGS.check_processes(2)
 
 
 def test_an_agent_whose_context_restarts_is_refused(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Compute:
     @property
     def is_sharded(self) -> bool:
         """Whether a process has only a part of the weights in training, which are in fp32."""
-        return launch.world_size() > 1 and launch.sharding() is not None
+        return launch.sharding() is not None
 
     @property
     def weights_device(self) -> torch.device:

@@ -7,6 +7,7 @@ of a sharded model, for the engine that generates with it.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ def _check_fsdp(config: TrainingConfig) -> None:
 
 def check_shardable(model: nn.Module, source: object) -> None:
     """Raise if FSDP could not find the layers of a model, which it shards one by one."""
-    if launch.world_size() == 1 or launch.sharding() != "FSDP":
+    if launch.sharding() != "FSDP":
         return
     if os.environ.get("FSDP_AUTO_WRAP_POLICY") != "TRANSFORMER_BASED_WRAP":
         return
@@ -68,6 +69,22 @@ def check_shardable(model: nn.Module, source: object) -> None:
         raise StepladderError(
             f"FSDP cannot shard model '{source}', which {what}: set fsdp_transformer_layer_cls_to_wrap in the "
             "accelerate config to the class of its layers, or launch with recipes/launch/ddp.yaml"
+        )
+
+
+def check_resumable(checkpoint: Path) -> None:
+    """Raise if a checkpoint was written by a launch that sharded the weights in another way."""
+    if (checkpoint / "pytorch_model_fsdp.bin").exists() or (checkpoint / "optimizer.bin").exists():
+        written = "FSDP"
+    else:
+        written = "DeepSpeed" if (checkpoint / "latest").exists() else None
+    if written != (now := launch.sharding()):
+        names = {"FSDP": "with recipes/launch/fsdp2.yaml", "DeepSpeed": "with recipes/launch/deepspeed-zero3.yaml"}
+        how = names.get(written or "", "without FSDP and DeepSpeed")
+        raise StepladderError(
+            f"{checkpoint} was written {f'with {written}' if written else 'without sharding'}, and this launch is "
+            f"{f'with {now}' if now else 'without sharding'}; the states of the optimizer are stored differently. "
+            f"Launch {how}, with any number of processes, or delete {checkpoint.parent} to train again"
         )
 
 

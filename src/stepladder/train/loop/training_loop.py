@@ -27,6 +27,7 @@ from stepladder.train.loop.config import PolicyTrainingConfig, TrainingConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.live_console import LiveConsole
 from stepladder.train.loop.metrics_log import MetricsLog
+from stepladder.train.loop.sharding import check_resumable
 from stepladder.train.loop.trackers import tracking
 
 
@@ -93,6 +94,8 @@ def run_training(
             f"{metrics.path} has {len(metrics.updates):,} of the {done:,} updates up to the newest checkpoint, so the "
             f"best is not known. Restore the file, or delete {checkpoints.folder} to train again"
         )
+    if 0 < done < updates:
+        check_resumable(checkpoints.at(done))
     if done < updates:  # otherwise the trainer would continue an epoch of which only a part was requested
         eval_steps = config.eval_steps or updates_per_epoch
         if save_steps is not None:
