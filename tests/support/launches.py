@@ -58,8 +58,8 @@ def launch(processes: int, work: Callable[[int], Any], **environment: str) -> li
 
 def _work(rank: int, work: Callable[[int], Any]) -> None:
     from stepladder.core.errors import StepladderError
-    from stepladder.core.launch import LostProcess, MainProcessFailed
-    from stepladder.train.loop.processes import lost_processes
+    from stepladder.core.io.launch import LostProcess, MainProcessFailed
+    from stepladder.train.launch.processes import lost_processes
 
     code = 1
     try:

@@ -35,8 +35,8 @@ from stepladder.cli.reports import compare_command, report_command, study_comman
 from stepladder.cli.serve import serve_agent_command, serve_command
 from stepladder.cli.train import app as train_app, prm_command, run_command
 from stepladder.cli.usage_errors import explain
-from stepladder.core import launch
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.io.interrupts import remembered_interrupts
 from stepladder.core.io.known_servers import name_servers
 from stepladder.core.io.masking import hide, mask, mask_process

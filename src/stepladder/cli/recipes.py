@@ -21,8 +21,8 @@ from rich.table import Table
 from stepladder.agents import is_agent_file
 from stepladder.cli.declarations import ERR, OUT, argument, given, print_json, say
 from stepladder.cli.options import AsJson, ExtendOptions, NewRunOptions, RunOptions
-from stepladder.core import launch
 from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.core.io import launch
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from stepladder.core import launch
+from stepladder.core.io import launch
 from stepladder.core.io.interrupts import check_interrupt
 from stepladder.driver.outcomes import Outcome
 

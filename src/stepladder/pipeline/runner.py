@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from stepladder.core import launch
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.io.interrupts import check_interrupt
 from stepladder.core.io.known_servers import name_servers
 from stepladder.core.io.masking import mask
 from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
-from stepladder.pipeline.launched import Team, check_launch
 from stepladder.pipeline.policy_choice import PolicyChoice, Regression, choose_policy, regressions, score_policies
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, SERVER, RunContext
@@ -28,6 +28,8 @@ from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord
 from stepladder.pipeline.session_info import describe_session
 from stepladder.pipeline.stage import POLICY, Task
 from stepladder.pipeline.stages import get_stage
+from stepladder.train.launch.team import Team
+from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.trackers import check_trackers
 
 
@@ -108,7 +110,7 @@ def run_recipe(
     """
     team = Team(recipe.shared.device)
     if not launch.is_main():
-        team.follow()
+        team.follow(_take_part)
         run = RunFolder(folder)
         done = [record for stage in recipe.stages if (record := run.done(stage.name)) is not None]
         return RunReport.of(run, recipe, done, ())
@@ -141,7 +143,9 @@ def _run(
                 own = getattr(stage.settings, "report_to", ())
                 check_trackers(recipe.shared.report_to if own is None else own)
                 get_stage(stage.kind).check(stage.settings, context)
-                if get_stage(stage.kind).trains:
+                if isinstance(stage.settings, TrainingConfig) and launch.world_size() > 1:
+                    from stepladder.train.launch.sharding import check_launch  # imports torch
+
                     check_launch(stage.settings)
                 if stage.inputs.get("policy") not in (None, ORACLE, SERVER):
                     context.check_decoding(trains=stage.kind == "grpo")
@@ -237,7 +241,9 @@ def _run_stage(
     inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
     started = time.monotonic()
     try:
-        result = team.run(recipe, Task(stage.name, folder, recipe.stage_seed(stage.name), inputs), context)
+        task = Task(stage.name, folder, recipe.stage_seed(stage.name), inputs)
+        work = partial(kind.run, stage.settings, context, task)
+        result = team.together((recipe, task), work) if kind.trains else work()
     except BaseException:
         run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
         raise
@@ -256,6 +262,15 @@ def _run_stage(
     run.finish(record)
     _print(console, f"{stage.name}: done, {record.seconds:,.0f} s{_brief(record.summary)}")
     return record
+
+
+def _take_part(order: tuple[Recipe, Task]) -> None:
+    """In another process than the main one: train a stage."""
+    recipe, task = order
+    name_servers(recipe.plain(), new=True)
+    stage = next(stage for stage in recipe.stages if stage.name == task.name)
+    with closing(RunContext(recipe.shared, Console(quiet=True))) as context:
+        get_stage(stage.kind).run(stage.settings, context, task)
 
 
 def _path_of(role: str, source: str, run: RunFolder, recipe: Recipe) -> str:

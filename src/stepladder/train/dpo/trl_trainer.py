@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window
+from stepladder.train.launch.batches import IS_FILLER
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, DevScore, TRLOverrides, eval_mode
-from stepladder.train.loop.batches import IS_FILLER
 from stepladder.train.transcripts.fine_tune import collate
 from stepladder.train.transcripts.selected_logits import selected_logits
 from stepladder.train.transcripts.tokenized import Example

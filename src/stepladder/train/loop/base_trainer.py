@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
@@ -32,14 +32,14 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl.models.utils import prepare_deepspeed, prepare_fsdp
 
-from stepladder.core import launch
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.interrupts import check_interrupt
 from stepladder.driver import Outcome, OutcomeCallback
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.length_batches import LengthGroupedSampler
-from stepladder.train.loop.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
+from stepladder.train.launch.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.live_console import LiveConsole
@@ -184,7 +184,8 @@ class BaseTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of similar length, in an order that depends on the seed and the epoch."""
-        arguments, collate = self.args, collate_with_filler(self.data_collator)
+        arguments, own = self.args, cast(Any, self.data_collator)
+        collate = collate_with_filler(own)
         batches = SharedBatches(
             self.order, arguments.per_device_train_batch_size, arguments.process_index, arguments.world_size
         )

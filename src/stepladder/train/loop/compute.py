@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from stepladder.core import launch
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.seeding import seed_of
 from stepladder.models.loading import pick_device, pick_dtype
+from stepladder.train.launch.processes import Processes
+from stepladder.train.launch.sharding import check_launch
 from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.loop.processes import Processes
-from stepladder.train.loop.sharding import check_launch
 from stepladder.train.loop.trackers import check_trackers
 
 #: Makes a context manager within which models compute in some precision.

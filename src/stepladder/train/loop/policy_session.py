@@ -20,13 +20,13 @@ from stepladder.driver import Driver
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.evaluation.evaluator import evaluate
 from stepladder.models.loading import DTYPES, load_model, quiet_libraries
+from stepladder.train.launch.sharding import check_shardable
 from stepladder.train.loop.base_trainer import DevScore
 from stepladder.train.loop.compute import Compute, Precision, prepare_compute
 from stepladder.train.loop.config import PolicyTrainingConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.policy_weights import Policy, check_target_modules, load_policy, write_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.sharding import check_shardable
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.launch.processes import Processes, lost_processes
 from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.loop.processes import Processes, lost_processes
 
 SomeConfig = TypeVar("SomeConfig", bound=TrainingConfig)
 Report = TypeVar("Report")

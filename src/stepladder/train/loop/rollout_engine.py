@@ -28,9 +28,9 @@ from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.loading import load_model
 from stepladder.models.resolve import resolve_full_model
 from stepladder.models.stochastic_rounding import stochastic_round
+from stepladder.train.launch.sharding import whole, whole_parameters
 from stepladder.train.loop.compute import Compute, Precision
 from stepladder.train.loop.policy_weights import Policy, lora_layers
-from stepladder.train.loop.sharding import whole, whole_parameters
 
 
 def make_rollout_engine(

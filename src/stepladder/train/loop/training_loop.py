@@ -20,6 +20,7 @@ from transformers import TrainingArguments
 from stepladder.core.errors import StepladderError
 from stepladder.driver import OutcomeCallback
 from stepladder.driver.progress import Progress
+from stepladder.train.launch.sharding import check_resumable
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, TrainerHooks
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.compute import Compute
@@ -27,7 +28,6 @@ from stepladder.train.loop.config import PolicyTrainingConfig, TrainingConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.live_console import LiveConsole
 from stepladder.train.loop.metrics_log import MetricsLog
-from stepladder.train.loop.sharding import check_resumable
 from stepladder.train.loop.trackers import tracking
 
 

@@ -45,12 +45,12 @@ from stepladder.judges.prm.reward_model import (
 from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, context_limit_of, quiet_libraries
 from stepladder.preferences.pair_checks import read_pairs
+from stepladder.train.launch.sharding import check_shardable
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, eval_mode
 from stepladder.train.loop.compute import Compute, prepare_compute
 from stepladder.train.loop.context import TrainingContext, Trees
 from stepladder.train.loop.policy_weights import add_lora
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
-from stepladder.train.loop.sharding import check_shardable
 from stepladder.train.loop.training_loop import report_line, run_training, training_numbers
 from stepladder.train.prm.config import PAIR_LOSSES, STEP_LOSSES, PRMConfig
 from stepladder.train.prm.prm_data import PRMBatch, PRMExample, collate_examples

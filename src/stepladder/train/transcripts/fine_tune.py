@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, pad
 from transformers import TrainingArguments
 
-from stepladder.core import launch
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.trace import Trajectory
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.length_batches import context_window, padded_width

@@ -101,7 +101,7 @@ def policy_episodes(
     `open_engine` is called only if there is something to sample.
     """
     from stepladder.models.loading import pick_device  # imports torch
-    from stepladder.train.loop.processes import Processes
+    from stepladder.train.launch.processes import Processes
 
     path = context.folder / folder
     sampling = replace(context.episode.sampling, temperature=temperature, top_p=top_p)

@@ -18,8 +18,8 @@ import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
 from torch import distributed
 
-from stepladder.core import launch
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.models.gpu_memory import apply_gpu_share
 
 Value = TypeVar("Value")

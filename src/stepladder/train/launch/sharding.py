@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from stepladder.core import launch
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.train.loop.config import TrainingConfig
 
 #: Optimizers whose state is one tensor of the shape of the weight, so that it is sharded with it.
@@ -74,10 +74,8 @@ def check_shardable(model: nn.Module, source: object) -> None:
 
 def check_resumable(checkpoint: Path) -> None:
     """Raise if a checkpoint was written by a launch that sharded the weights in another way."""
-    if (checkpoint / "pytorch_model_fsdp.bin").exists() or (checkpoint / "optimizer.bin").exists():
-        written = "FSDP"
-    else:
-        written = "DeepSpeed" if (checkpoint / "latest").exists() else None
+    signs = {"pytorch_model_fsdp.bin": "FSDP", "optimizer.bin": "FSDP", "latest": "DeepSpeed"}
+    written = next((kind for file, kind in signs.items() if (checkpoint / file).exists()), None)
     if written != (now := launch.sharding()):
         names = {"FSDP": "with recipes/launch/fsdp2.yaml", "DeepSpeed": "with recipes/launch/deepspeed-zero3.yaml"}
         how = names.get(written or "", "without FSDP and DeepSpeed")
