@@ -446,7 +446,7 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
 def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> None:
     train(tmp_path / "1", changed(num_train_epochs=1, num_iterations=2, dev_questions=0))
     if parts == "by memory":
-        monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_: 100)
+        monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_, **__: 100)
     accumulate = 2 if parts == "by settings" else 1
     train(
         tmp_path / "2",
