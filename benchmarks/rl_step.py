@@ -60,7 +60,7 @@ from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig, MonitorConfig
-from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts
+from stepladder.train.grpo.rollouts import Mean, RolloutBatch, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.base_trainer import TrainerHooks
 from stepladder.train.loop.checkpoints import Checkpoints
@@ -107,7 +107,7 @@ class RolloutsByText(Rollouts):
         #: Through the network in the roll-out of this round; written in all rounds.
         self.tokens = self.written = 0
 
-    def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
+    def generate(self, questions: Sequence[Question], seed: int, first: int = 0) -> RolloutBatch:  # noqa: ARG002
         torch.manual_seed(seed_of(seed, self.ours.round))
         began = time.monotonic()
         sampled, written = self._episodes(questions, also_ended=True)
@@ -125,7 +125,9 @@ class RolloutsByText(Rollouts):
             "scoring_seconds": ended - scored,
             "careful_seconds": time.monotonic() - ended,
         }
-        return RolloutBatch(rows, self.ours.sampled.metrics | seconds)
+        return RolloutBatch(
+            rows, self.ours.sampled.metrics | {name: Mean(each, None) for name, each in seconds.items()}
+        )
 
     def _episodes(self, questions: Sequence[Question], *, also_ended: bool) -> tuple[list[Trajectory], int]:
         """Episodes, and how many tokens were written for them, with padding and what was thrown away."""
@@ -230,13 +232,13 @@ class OurRollouts(Rollouts):
         self.episodes: list[Trajectory] = []
         self.tokens = self.written = self.round = 0
 
-    def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
+    def generate(self, questions: Sequence[Question], seed: int, first: int = 0) -> RolloutBatch:
         self.round += 1
         self.engine.on_idle()
         self.driver = Driver(self.engine, self.retriever)
-        self.sampled = super().generate(questions, seed_of(seed, self.round))
-        if self.sampled.metrics["failed"]:
-            raise SystemExit(f"{self.sampled.metrics['failed']:.0f} episodes failed: the ways would not do the same")
+        self.sampled = super().generate(questions, seed_of(seed, self.round), first)
+        if failed := self.sampled.metrics["failed"].value:
+            raise SystemExit(f"{failed:.0f} episodes failed: the ways would not do the same")
         self.episodes += [row.trajectory for row in self.sampled.rows]
         self.written += self.driver.counts.usage.written
         self.tokens = self.meter.take()

@@ -36,6 +36,7 @@ from stepladder.cli.serve import serve_agent_command, serve_command
 from stepladder.cli.train import app as train_app, prm_command, run_command
 from stepladder.cli.usage_errors import explain
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.io.interrupts import remembered_interrupts
 from stepladder.core.io.known_servers import name_servers
 from stepladder.core.io.masking import hide, mask, mask_process
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     name_servers(words)
     mask_process()
     try:
-        with remembered_interrupts():
+        with remembered_interrupts(), launch.ended_by_launcher():
             code = app(words, prog_name="stepladder", standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as end:  # nobody reads standard output any more
@@ -84,8 +85,10 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.TyperException as error:
         message = explain(error, words)
         return _print_error(message) if message else 2  # without arguments the help has been printed
+    except launch.MainProcessFailed:
+        return 2  # it has printed its error
     except (StepladderError, TraceError) as error:
-        return _print_error(str(error))
+        return _print_error(str(error) if launch.is_main() else f"process {launch.rank()}: {error}")
     except OSError as error:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
     finally:

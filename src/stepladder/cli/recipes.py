@@ -22,6 +22,7 @@ from stepladder.agents import is_agent_file
 from stepladder.cli.declarations import ERR, OUT, argument, given, print_json, say
 from stepladder.cli.options import AsJson, ExtendOptions, NewRunOptions, RunOptions
 from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.core.io import launch
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS
@@ -57,6 +58,8 @@ def run_and_print(recipe: Recipe, folder: Path, options: RunOptions, *, only: st
         else:
             keep = "Undo that change to keep it"
         raise StaleStages(error.folder, error.stages, keep) from None
+    if not launch.is_main():  # the main process prints
+        return
     if only is not None:
         report = replace(report, stages=tuple(stage for stage in report.stages if stage.name == only))
     if options.as_json:

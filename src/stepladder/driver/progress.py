@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from stepladder.core.io import launch
 from stepladder.core.io.interrupts import check_interrupt
 from stepladder.driver.outcomes import Outcome
 
@@ -66,12 +67,12 @@ class Progress:
         self.total = total
         self.note = note
         self.file = file or sys.stderr
-        self.log_every = log_every
+        self.log_every = log_every if launch.is_main() else float("inf")  # of several processes one shows it
         self.done = self.initial = done
         self.failed = 0
         self.started = self.logged = time.monotonic()
         self.bar: RichProgress | None = None
-        if self.file.isatty():
+        if self.file.isatty() and launch.is_main():
             columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             state = RenderableColumn(self)
             self.bar = RichProgress(*columns, state, console=Console(file=self.file), transient=True)

@@ -1,7 +1,7 @@
 """Episodes of a policy: evaluated, or sampled by a stage so that their steps can be judged.
 
 In: a policy and questions. Out: an `Evaluation`, or trajectories, which are stored in the stage's `episodes/`. After a
-kill, stored episodes are not sampled again; of several processes, the main one samples. Before that, `report_gold`
+kill, stored episodes are not sampled again; several processes share them. Before that, `report_gold`
 prints how many gold passages the index has.
 """
 
@@ -17,7 +17,7 @@ from stepladder.evaluation.evaluator import Evaluation, check_played, evaluate
 from stepladder.evaluation.gold_coverage import GoldCoverage, gold_coverage
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.guide_config import GuideConfig
-from stepladder.pipeline.resources import RunContext, paid_by
+from stepladder.pipeline.resources import ORACLE, SERVER, RunContext, paid_by
 from stepladder.pipeline.stage import POLICY, Task
 
 
@@ -87,4 +87,5 @@ def sampled_episodes(
         num_generations=num_generations,
         temperature=temperature,
         label=task.name,
+        spread=policy not in (ORACLE, SERVER),
     )

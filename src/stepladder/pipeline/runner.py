@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.io.interrupts import check_interrupt
 from stepladder.core.io.known_servers import name_servers
 from stepladder.core.io.masking import mask
@@ -26,6 +28,8 @@ from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord
 from stepladder.pipeline.session_info import describe_session
 from stepladder.pipeline.stage import POLICY, Task
 from stepladder.pipeline.stages import get_stage
+from stepladder.train.launch.team import Team
+from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.trackers import check_trackers
 
 
@@ -101,9 +105,30 @@ def run_recipe(
     """Run every stage that is not done; with `only`, this stage, the stages it depends on, and stale stages.
 
     `update` deletes stale stages first; `confirm` is called with them before that and may raise. Progress is printed to
-    `console`.
+    `console`. Under torchrun or `accelerate launch` all processes call it: the main process runs the recipe, and the
+    others take part in the stages that train.
     """
+    team = Team(recipe.shared.device)
+    if not launch.is_main():
+        team.follow(_take_part)
+        run = RunFolder(folder)
+        done = [record for stage in recipe.stages if (record := run.done(stage.name)) is not None]
+        return RunReport.of(run, recipe, done, ())
     console = console or Console(stderr=True)
+    with team.led():
+        return _run(recipe, folder, team, console, update=update, confirm=confirm, only=only)
+
+
+def _run(
+    recipe: Recipe,
+    folder: Path,
+    team: Team,
+    console: Console,
+    *,
+    update: bool,
+    confirm: Callable[[Sequence[StaleStage]], None] | None,
+    only: str | None,
+) -> RunReport:
     name_servers(recipe.plain(), new=True)
     ingredients = all_ingredients(recipe)
     with claim(folder) as run, closing(RunContext(recipe.shared, console)) as context:
@@ -118,6 +143,10 @@ def run_recipe(
                 own = getattr(stage.settings, "report_to", ())
                 check_trackers(recipe.shared.report_to if own is None else own)
                 get_stage(stage.kind).check(stage.settings, context)
+                if isinstance(stage.settings, TrainingConfig) and launch.world_size() > 1:
+                    from stepladder.train.launch.sharding import check_launch  # imports torch
+
+                    check_launch(stage.settings)
                 if stage.inputs.get("policy") not in (None, ORACLE, SERVER):
                     context.check_decoding(trains=stage.kind == "grpo")
         session = describe_session(recipe) if left else None
@@ -139,7 +168,7 @@ def run_recipe(
                 _print(console, f"{stage.name}: not done, unchanged")
                 continue
             if record is None:
-                record = _run_stage(stage, run, recipe, context, ingredients[stage.name], console)
+                record = _run_stage(stage, run, recipe, context, ingredients[stage.name], team)
             else:
                 skipped.append(stage.name)
                 _print(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
@@ -193,8 +222,9 @@ def _touched(folder: Path, record: StageRecord) -> list[str]:
 
 
 def _run_stage(
-    stage: Stage, run: RunFolder, recipe: Recipe, context: RunContext, ingredients: Ingredients, console: Console
+    stage: Stage, run: RunFolder, recipe: Recipe, context: RunContext, ingredients: Ingredients, team: Team
 ) -> StageRecord:
+    console = context.console
     before = run.known(stage.name)
     record = StageRecord(
         name=stage.name,
@@ -211,7 +241,9 @@ def _run_stage(
     inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
     started = time.monotonic()
     try:
-        result = kind.run(stage.settings, context, Task(stage.name, folder, recipe.stage_seed(stage.name), inputs))
+        task = Task(stage.name, folder, recipe.stage_seed(stage.name), inputs)
+        work = partial(kind.run, stage.settings, context, task)
+        result = team.together((recipe, task), work) if kind.trains else work()
     except BaseException:
         run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
         raise
@@ -230,6 +262,15 @@ def _run_stage(
     run.finish(record)
     _print(console, f"{stage.name}: done, {record.seconds:,.0f} s{_brief(record.summary)}")
     return record
+
+
+def _take_part(order: tuple[Recipe, Task]) -> None:
+    """In another process than the main one: train a stage."""
+    recipe, task = order
+    name_servers(recipe.plain(), new=True)
+    stage = next(stage for stage in recipe.stages if stage.name == task.name)
+    with closing(RunContext(recipe.shared, Console(quiet=True))) as context:
+        get_stage(stage.kind).run(stage.settings, context, task)
 
 
 def _path_of(role: str, source: str, run: RunFolder, recipe: Recipe) -> str:

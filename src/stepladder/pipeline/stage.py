@@ -98,6 +98,8 @@ class StageSpec:
     unused_inputs: Callable[[Any], frozenset[str]] = lambda settings: frozenset()  # noqa: ARG005
     #: (settings, context): raises if the stage could not run. Called for all stages before the first one starts.
     check: Callable[[Any, RunContext], None] = lambda settings, context: None  # noqa: ARG005
+    #: Whether it trains a model: of several processes all take part, in other stages the main one.
+    trains: bool = False
     #: Whether `policy: oracle` is accepted, and `policy: server`: a stage that trains the policy cannot.
     accepts_oracle: bool = False
     accepts_server: bool = False

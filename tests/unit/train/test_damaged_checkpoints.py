@@ -94,7 +94,7 @@ def test_what_tells_of_later_updates_goes_with_a_damaged_checkpoint(
     alarms.write_text("stopped at 4\n")
     if damaged:
         remove(checkpoints.at(2) / "optimizer.pt")
-    compute: Any = SimpleNamespace(processes=SimpleNamespace(main_process_first=nullcontext))
+    compute: Any = SimpleNamespace(processes=SimpleNamespace(main_first=nullcontext))
     assert usable_checkpoints(tmp_path, compute, alarms).complete == ([] if damaged else [2])
     assert alarms.exists() is not damaged
     told = "optimizer.pt is missing. It was removed. Training starts again; the result will be the same"

@@ -446,7 +446,7 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
 def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> None:
     train(tmp_path / "1", changed(num_train_epochs=1, num_iterations=2, dev_questions=0))
     if parts == "by memory":
-        monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_: 100)
+        monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_, **__: 100)
     accumulate = 2 if parts == "by settings" else 1
     train(
         tmp_path / "2",
@@ -735,11 +735,10 @@ def test_questions_without_answers_are_left_out(tmp_path: Path) -> None:
     assert train(tmp_path, settings, questions=[*QUESTIONS[:2], *nobody_knows[2:]]).numbers["questions"] == 2
 
 
-def test_questions_that_processes_cannot_share_are_refused(tmp_path: Path) -> None:
-    context = TrainingContext(Loose(), QUESTIONS, (), None, EPISODE, tmp_path)
-    with pytest.raises(StepladderError, match=r"has 2 questions .* which 4 processes cannot share: .* multiple of 16"):
-        grpo._choose_questions(context, SETTINGS, processes=4)
-    assert len(grpo._choose_questions(context, SETTINGS, processes=2)) == 4
+def test_questions_that_processes_cannot_share_are_refused() -> None:
+    with pytest.raises(StepladderError, match=r"batch_size 8 is not a multiple of 16 .* x 4 processes\): .* to 16, or"):
+        SETTINGS.check_processes(4)
+    SETTINGS.check_processes(2)
 
 
 def test_an_agent_whose_context_restarts_is_refused(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_an_update_in_parts_is_the_same_update(finished: TrainingReport, tmp_pat
 def test_so_is_one_for_which_there_is_little_memory(
     finished: TrainingReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_: 1)
+    monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_, **__: 1)
     train(tmp_path, changed(SETTINGS, dev_questions=0))
     assert losses(tmp_path) == pytest.approx(losses(finished.policy.parent), rel=1e-4)
 

@@ -46,6 +46,7 @@ STAGE = StageSpec(
     run_dpo,
     (POLICY, PAIRS),
     (POLICY,),
+    trains=True,
     check=check_dpo,
     summarize=summarize,
     questions=no_questions,

@@ -88,6 +88,7 @@ STAGE = StageSpec(
     (POLICY, REWARD),
     (POLICY,),
     unused_inputs=lambda settings: frozenset(() if settings.needs_reward_model else {REWARD}),
+    trains=True,
     check=check_grpo,
     not_fingerprinted=frozenset({"engine", "vllm_gpu_memory_utilization"}),
     summarize=summarize,

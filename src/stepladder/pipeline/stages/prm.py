@@ -107,6 +107,7 @@ STAGE = StageSpec(
     (POLICY, PAIRS, TREES),
     (REWARD,),
     unused_inputs=_unused,
+    trains=True,
     check=check_prm,
     external_files=("model",),
     version=2,  # the gold judge no longer counts a bad query against the answer to it

@@ -80,6 +80,7 @@ STAGE = StageSpec(
     (POLICY, REWARD),
     (POLICY,),
     unused_inputs=lambda settings: frozenset({REWARD} if settings.threshold is None else ()),
+    trains=True,
     check=check_rft,
     persistent_files=POLICY_FILES,
     summarize=summarize,

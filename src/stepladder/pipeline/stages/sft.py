@@ -49,6 +49,7 @@ STAGE = StageSpec(
     (POLICY, TREES),
     (POLICY,),
     unused_inputs=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
+    trains=True,
     check=check_sft,
     persistent_files=TEACHER_FILES,
     questions=questions_used,

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window
+from stepladder.train.launch.batches import IS_FILLER
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, DevScore, TRLOverrides, eval_mode
 from stepladder.train.transcripts.fine_tune import collate
 from stepladder.train.transcripts.selected_logits import selected_logits
@@ -80,11 +81,13 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
     ) -> torch.Tensor:
         """trl's loss, a mean over pairs; in training this batch's share of the mean over the update."""
         assert not return_outputs
-        known = {name: part for name, part in inputs.items() if name != "question_ids"}  # the rest goes to the model
-        loss: torch.Tensor = super().compute_loss(model, known)
+        ours = ("question_ids", IS_FILLER)
+        known = {name: part for name, part in inputs.items() if name not in ours}  # the rest goes to the model
+        with self.local_metrics():
+            loss: torch.Tensor = super().compute_loss(model, known)
         if num_items_in_batch is None:
             return loss
-        pairs = self.loss_weight(inputs)
+        pairs = 0 if inputs[IS_FILLER] else self.loss_weight(inputs)
         self.batch_metrics.update(
             {ours: self._metrics["train"][theirs][-1] * pairs for theirs, ours in _METRICS.items()}
         )
@@ -92,9 +95,9 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
         share: torch.Tensor = loss * pairs / num_items_in_batch * self.accelerator.num_processes
         return share
 
-    def reported_metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002
-        """None: trl logs the same ones under its own names."""
-        return {}
+    def reported_metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Under trl's names, which it logs for this process alone."""
+        return {theirs: metrics[ours] for theirs, ours in _METRICS.items()}
 
     def dev_metrics(self) -> DevScore:
         """Metrics of dev episodes and of held-out pairs."""

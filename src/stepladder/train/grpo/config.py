@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from stepladder.core.config import Config
-from stepladder.core.errors import unknown_name
+from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.registry import Registry
 from stepladder.core.step_scorer import Derived
 from stepladder.train.grpo.advantage import Over
@@ -224,6 +224,17 @@ class GRPOConfig(PolicyTrainingConfig):
         if self.temperature != 1:
             found["monitors.logprob_gap"] = "with a temperature other than 1 (it is not measured)"
         return {**super().unused(), **found}
+
+    def check_processes(self, processes: int) -> None:
+        """The episodes of a question are compared with each other, so they are in one microbatch of one process."""
+        parts = self.num_generations * self.gradient_accumulation_steps * processes
+        if self.batch_size % parts:
+            raise StepladderError(
+                f"batch_size {self.batch_size} is not a multiple of {parts} (num_generations {self.num_generations} x "
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} x {processes} processes): set "
+                f"batch_size, the episodes per update of all processes, to {-(-self.batch_size // parts) * parts}, or "
+                "launch another number of processes"
+            )
 
     def inert(self) -> frozenset[str]:
         """`derived`, unless it is set."""

@@ -7,12 +7,10 @@ are scored in one call.
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-
-import numpy as np
 
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize, score
@@ -33,12 +31,45 @@ from stepladder.train.transcripts.sampled_episodes import expect_some
 
 
 @dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of some values."""
+
+    total: float
+    #: How many values; None if it is their sum that counts.
+    count: int | None
+
+    @property
+    def value(self) -> float:
+        """The mean, or the sum."""
+        return self.total if self.count is None else self.total / max(self.count, 1)
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Mean":
+        """The mean of these."""
+        listed = list(values)
+        return cls(float(sum(listed)), len(listed))
+
+
+def joined(batches: Sequence[dict[str, Mean]]) -> dict[str, float]:
+    """The metrics of several processes as those of one. Processes work at the same time: the slowest counts."""
+    found: dict[str, float] = {}
+    for name in sorted({name for each in batches for name in each}):
+        parts = [each[name] for each in batches if name in each]
+        if name.endswith("_seconds"):
+            found[name] = max(each.value for each in parts)
+        else:
+            counts = [each.count for each in parts if each.count is not None]
+            found[name] = Mean(sum(each.total for each in parts), sum(counts) if counts else None).value
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutBatch:
     """The episodes of an update, those of a question in a row."""
 
     rows: tuple[CreditedEpisode, ...]
-    #: For the metrics log: means over the batch.
-    metrics: dict[str, float]
+    #: For the metrics log. Means are stored as sums, so that those of several processes can be joined.
+    metrics: dict[str, Mean]
 
 
 class Rollouts:
@@ -64,13 +95,15 @@ class Rollouts:
         sampling = replace(episode.sampling, temperature=config.temperature, top_p=config.top_p)
         self.episode = replace(episode, sampling=sampling)
 
-    def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
-        """`num_generations` episodes for each question."""
+    def generate(self, questions: Sequence[Question], seed: int, first: int = 0) -> RolloutBatch:
+        """`num_generations` episodes for each question. `first`: the place of the first one among all of the update,
+        part of the seed, so that episodes do not depend on how processes share the questions.
+        """
         started = time.monotonic()
         scores: Sequence[Sequence[float | None]] = ()  # for each episode those of its steps
         with self.generating():
-            groups = self._trees(questions, seed) if self.config.mode == TREE else []
-            sampled = self._samples(questions, seed) if self.config.mode != TREE else []
+            groups = self._trees(questions, seed, first) if self.config.mode == TREE else []
+            sampled = self._samples(questions, seed, first) if self.config.mode != TREE else []
         scored = time.monotonic()
         if self.config.scores_steps:
             assert self.scorer is not None
@@ -83,21 +116,16 @@ class Rollouts:
         ended = time.monotonic()
         if self.driver.engine is not None:
             self.driver.engine.on_idle()  # the weights will change, and the update needs the memory
-        if not any(groups):
-            raise StepladderError(
-                "no sampled episode has a step: the prompts fill the context window. Use a model with a longer "
-                "context, or fewer passages per search (k)"
-            )
         filled = [self._filled(group, question) for group, question in zip(groups, questions, strict=True)]
         zero_std = sum(not any(row.has_signal for row in group) for group in groups)
         metrics = episode_metrics([row for group in groups for row in group]) | {
-            "dropped_groups": zero_std / len(questions),
-            "failed": float(len(questions) * self.config.num_generations - sum(map(len, groups))),
-            "rollout_seconds": round(scored - started, 4),
-            "scoring_seconds": round(ended - scored, 4),
+            "dropped_groups": Mean(zero_std, len(questions)),
+            "failed": Mean(len(questions) * self.config.num_generations - sum(map(len, groups)), None),
+            "rollout_seconds": Mean(round(scored - started, 4), None),
+            "scoring_seconds": Mean(round(ended - scored, 4), None),
         }
         if judged := [sigmoid(score) for each in scores for score in each if score is not None]:
-            metrics["step_score"] = float(np.mean(judged))
+            metrics["step_score"] = Mean.of(judged)
         return RolloutBatch(tuple(row for group in filled for row in group), metrics)
 
     @property
@@ -106,13 +134,13 @@ class Rollouts:
         assert isinstance(self.driver.engine, InProcessEngine)
         return self.driver.engine.grammar_masks
 
-    def _samples(self, questions: Sequence[Question], seed: int) -> list[list[Trajectory]]:
+    def _samples(self, questions: Sequence[Question], seed: int, first: int) -> list[list[Trajectory]]:
         """The episodes of each question that have a step."""
         count = self.config.num_generations
         jobs = [
             # With the index in the seed, because a question may occur twice.
             partial(episode, self.agent, question, self.episode, seed_of(seed, question.id, index, sample))
-            for index, question in enumerate(questions)
+            for index, question in enumerate(questions, first)
             for sample in range(count)
         ]
         sampled = [each.value for each in expect_some(self.driver.run(jobs))]
@@ -121,12 +149,12 @@ class Rollouts:
             for start in range(0, len(sampled), count)
         ]
 
-    def _trees(self, questions: Sequence[Question], seed: int) -> list[list[CreditedEpisode]]:
+    def _trees(self, questions: Sequence[Question], seed: int, first: int) -> list[list[CreditedEpisode]]:
         stems = self.config.tree.stems
         grow = partial(branching, stems=stems, branches=self.config.num_generations - stems)
         jobs = [
             partial(grow, self.agent, question, self.episode, seed_of(seed, question.id, index))
-            for index, question in enumerate(questions)
+            for index, question in enumerate(questions, first)
         ]
         trees = [each.value for each in expect_some(self.driver.run(jobs))]
         return [[] if tree is None else credit_tree(tree, self.config) for tree in trees]
@@ -143,23 +171,23 @@ class Rollouts:
         return [*group, *[blank] * missing]
 
 
-def episode_metrics(rows: Sequence[CreditedEpisode]) -> dict[str, float]:
+def episode_metrics(rows: Sequence[CreditedEpisode]) -> dict[str, Mean]:
     """Means over episodes."""
     trajectories = [row.trajectory for row in rows]
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     scores = [score(trajectory) for trajectory in trajectories]
     stops = Counter(trajectory.stop for trajectory in trajectories)
     return {
-        "reward": float(np.mean([row.reward for row in rows])),
-        "f1": float(np.mean([each.f1 for each in scores])),
-        "em": float(np.mean([each.em for each in scores])),
-        "valid": float(np.mean([_is_valid(trajectory) for trajectory in trajectories])),
-        "searches": float(np.mean([len(trajectory.queries) for trajectory in trajectories])),
-        "step_limit": stops[StopReason.STEP_LIMIT] / len(trajectories),
-        "answered": (stops[StopReason.ANSWERED] + stops[StopReason.FORCED]) / len(trajectories),
-        "repeated": sum(map(_repeats, trajectories)) / max(len(steps), 1),
+        "reward": Mean.of(row.reward for row in rows),
+        "f1": Mean.of(each.f1 for each in scores),
+        "em": Mean.of(each.em for each in scores),
+        "valid": Mean.of(map(_is_valid, trajectories)),
+        "searches": Mean.of(len(trajectory.queries) for trajectory in trajectories),
+        "step_limit": Mean(stops[StopReason.STEP_LIMIT], len(trajectories)),
+        "answered": Mean(stops[StopReason.ANSWERED] + stops[StopReason.FORCED], len(trajectories)),
+        "repeated": Mean(sum(map(_repeats, trajectories)), len(steps)),
         # Branches of a tree share steps, which were generated once.
-        "written": float(sum(len(step.written.tokens) for step in {id(step): step for step in steps}.values())),
+        "written": Mean(sum(len(step.written.tokens) for step in {id(step): step for step in steps}.values()), None),
     }
 
 

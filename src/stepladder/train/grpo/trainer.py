@@ -84,7 +84,7 @@ def train_grpo(
     ) as session:
         if config.needs_reward_model and isinstance(scorer, ProcessRewardModel):
             check_same_tokenizer(session.engine.encoding, scorer)
-        questions = _choose_questions(context, config, session.compute.processes.num_processes)
+        questions = _choose_questions(context, config)
         rollouts = Rollouts(
             Driver(session.engine, context.retriever),
             context.agent,
@@ -163,22 +163,17 @@ def _save_steps(config: GRPOConfig) -> int:
     return min(batches, _SAVE_EVERY) * config.num_iterations
 
 
-def _choose_questions(context: TrainingContext, config: GRPOConfig, processes: int) -> list[Question]:
+def _choose_questions(context: TrainingContext, config: GRPOConfig) -> list[Question]:
     answerable = [question for question in context.questions if question.answers]
     if not answerable:
         raise StepladderError(f"none of {len(context.questions):,} questions has an answer: there would be no reward")
     chosen = sample_questions(answerable, config.questions, context.seed, balance=config.balance)
     per_update = config.batch_size // config.num_generations
-    shown = f"(batch_size {config.batch_size} by num_generations {config.num_generations})"
-    if per_update % processes:
-        raise StepladderError(
-            f"an update has {per_update} questions {shown}, which {processes} processes cannot share: set batch_size "
-            f"to a multiple of {config.num_generations * processes}"
-        )
     if len(chosen) < per_update:
         raise StepladderError(
-            f"{len(chosen)} questions have an answer, but an update needs {per_update} {shown}; lower batch_size or "
-            "raise num_generations"
+            f"{len(chosen)} questions have an answer, but an update needs {per_update} (batch_size "
+            f"{config.batch_size} by num_generations {config.num_generations}); lower batch_size or raise "
+            "num_generations"
         )
     return chosen
 

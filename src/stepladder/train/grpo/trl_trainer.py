@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 import trl
+from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch import nn
 from transformers import Trainer
 
+from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import loads
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
@@ -31,14 +33,13 @@ from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
 from stepladder.train.grpo.rollback import RollbackCheckpoints
-from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, multiple_contexts_error
+from stepladder.train.grpo.rollouts import Mean, RolloutBatch, Rollouts, joined, multiple_contexts_error
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, TrainerHooks, TRLOverrides, eval_mode
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import split_microbatches
 from stepladder.train.transcripts.selected_logits import Allowed, token_logps
 
-#: Metrics of episodes that are sums, not means; and trl's names of metrics -> ours.
-_COUNTS = ("written", "failed")
+#: trl's names of metrics -> ours.
 _METRICS = {"entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped"}
 #: Rows of an update on which the KL divergence is estimated if it is not part of the loss.
 _KL_ROWS = 8
@@ -84,7 +85,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         super().__init__(*arguments, **options)
         if reference is not None:  # trl would load it by the name of the policy, which may have none
             self.beta = rollouts.config.beta
-            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
+            self.ref_model = self.prepared(reference)
         self.rollouts = rollouts
         self.rollout_batch: RolloutBatch | None = None
         self.rows: list[dict[str, list[Any]]] = []
@@ -94,8 +95,9 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         self._indices: list[int] = []
         self._logps_BT: torch.Tensor | None = None
         self._gaps: list[torch.Tensor] = []
-        #: The KL divergence of this update, if it is not part of the loss.
+        #: The KL divergence of this update, if it is not part of the loss; and the tokens in the loss.
         self._kl: float | None = None
+        self._tokens_in_loss = 0.0
         #: Whether any episode of this update has a signal, on any device.
         self._has_signal = True
 
@@ -121,7 +123,14 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         with eval_mode(self.model), torch.no_grad():
             # The seed depends on the update, so that a resumed run generates the same episodes.
             self.rollout_batch = self.rollouts.generate(
-                questions, seed_of(self.args.seed, "episodes", self.state.global_step)
+                questions,
+                seed_of(self.args.seed, "episodes", self.state.global_step),
+                first=self.args.process_index * len(questions),  # processes have equal shares, in order
+            )
+        if not any(gather_object([any(row.trajectory.steps for row in self.rollout_batch.rows)])):
+            raise StepladderError(
+                "no sampled episode has a step: the prompts fill the context window. Use a model with a longer "
+                "context, or fewer passages per search (k)"
             )
         self.rows = [token_row(row) if row.trajectory.steps else self._empty() for row in self.rollout_batch.rows]
         width = max(len(row["ids"]) for row in self.rows) - 1
@@ -151,8 +160,12 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         batch["advantages"] = advantages_BT.to(batch["completion_ids"].device)
         if any(row["grammars"] for row in self.rows):
             batch["row_index"] = torch.arange(len(self.rows), device=batch["completion_ids"].device)
-        self.tokens = sum(len(row["ids"]) for row in self.rows)
-        self.policy_tokens = sum(sum(row["loss_mask"]) for row in self.rows)
+        counts = {
+            "all": sum(len(row["ids"]) for row in self.rows),
+            "own": sum(sum(row["loss_mask"]) for row in self.rows),
+        }
+        gathered = self.gathered(counts)
+        self.tokens, self.policy_tokens = int(gathered["all"].sum()), int(gathered["own"].sum())
         return self._without_zero_std_groups(batch) if self.rollouts.config.drop_zero_std_groups else batch
 
     def _without_zero_std_groups(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -199,6 +212,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
             self.temperature,
             self.accelerator.autocast,
             self._allowed(self._indices),
+            in_one_pass=not self.is_unsharded,
         )
         if torch.is_grad_enabled():
             self._logps_BT = logps_BT.detach()
@@ -229,9 +243,11 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
 
         def loss_of(part: Any) -> torch.Tensor:
             in_loss.append(float((part["completion_mask"] * part["tool_mask"]).sum()))
-            return self._loss(model, part, num_items_in_batch)
+            with self.local_metrics():
+                return self._loss(model, part, num_items_in_batch)
 
         loss = self.accumulate(inputs, loss_of)
+        self._tokens_in_loss += sum(in_loss)
         for name, values in logged.items() if len(in_loss) > 1 else ():
             parts = values[before.get(name, 0) :]
             if len(parts) == len(in_loss):  # trl logged it once per microbatch, as a mean over the tokens in the loss
@@ -242,6 +258,10 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     def microbatches(self, batch: Any) -> Iterator[Any]:
         """Some rows each."""
         return split_microbatches(batch, batch["completion_mask"].sum(dim=1) + 1, self.max_tokens)
+
+    def without_loss(self, microbatch: Any) -> Any:
+        """With an empty mask."""
+        return {**microbatch, "tool_mask": torch.zeros_like(microbatch["tool_mask"])}
 
     def _loss(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
         """The loss of some rows. Their log-probs are also compared with those of the engine."""
@@ -286,6 +306,8 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         """Errors instead of valid episodes, and nothing that trl logs under its own name."""
         logged = set(_METRICS.values()) - (set() if self.beta else {"kl"})
         found = {name: value for name, value in metrics.items() if name not in ("valid", *logged)}
+        # trl logs those of this process; here are those of all.
+        found |= {theirs: metrics[ours] for theirs, ours in _METRICS.items() if ours in logged and ours in metrics}
         if "valid" in metrics:
             found["format_errors"] = 1 - metrics["valid"]
         return found
@@ -295,16 +317,21 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         assert self.rollout_batch is not None
         # With num_iterations, episodes are new only in the first of several updates: they are logged once.
         fresh = (self.state.global_step - 1) % self.num_iterations == 0
-        metrics = dict(self.rollout_batch.metrics) if fresh else {"rollout_seconds": 0.0, "scoring_seconds": 0.0}
-        gaps = torch.cat(self._gaps) if self._gaps else torch.zeros(0)
+        no_episodes = {"rollout_seconds": Mean(0.0, None), "scoring_seconds": Mean(0.0, None)}
+        metrics = dict(self.rollout_batch.metrics) if fresh else no_episodes
+        gaps = torch.cat(self._gaps).double() if self._gaps else torch.zeros(0)
         self._gaps.clear()
         if gaps.numel():
-            metrics |= {"logprob_gap_mean": float(gaps.mean()), "logprob_gap_max": float(gaps.max())}
-        gathered = self.gathered(metrics).items()
-        total = {name: float(each.sum() if name in _COUNTS else each.mean()) for name, each in gathered}
+            metrics["logprob_gap_mean"] = Mean(float(gaps.sum()), gaps.numel())
         if self._kl is not None:
-            total["kl"], self._kl = self._kl, None
-        return total | {ours: logs[theirs] for theirs, ours in _METRICS.items() if logs.get(theirs) is not None}
+            metrics["kl"], self._kl = Mean(self._kl, 1), None
+        tokens, self._tokens_in_loss = round(self._tokens_in_loss), 0.0
+        for theirs, ours in _METRICS.items():
+            if logs.get(theirs) is not None and tokens:
+                metrics[ours] = Mean(logs[theirs] * tokens, tokens)
+        largest = max(gather_object([float(gaps.max()) if gaps.numel() else -1.0]))
+        total = joined(gather_object([metrics]))
+        return total | ({"logprob_gap_max": largest} if largest >= 0 else {})
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """One row per update, which the monitors check."""

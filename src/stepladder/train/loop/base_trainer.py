@@ -16,21 +16,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from accelerate.utils import DistributedType  # type: ignore[import-untyped]
+from accelerate import PartialState  # type: ignore[import-untyped]
+from accelerate.data_loader import prepare_data_loader  # type: ignore[import-untyped]
+from accelerate.utils import (  # type: ignore[import-untyped]
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    gather_object,
+)
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl.models.utils import prepare_deepspeed, prepare_fsdp
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.interrupts import check_interrupt
 from stepladder.driver import Outcome, OutcomeCallback
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.length_batches import LengthGroupedSampler
+from stepladder.train.launch.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.live_console import LiveConsole
@@ -100,10 +109,18 @@ class BaseTrainer(Trainer):
         self.batch_metrics: Counter[str] = Counter()
         self.started = 0.0
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """accelerate shards weights on GPUs only; on CPUs it is told to."""
+        super().create_accelerator_and_postprocess()
+        if self.accelerator.distributed_type is DistributedType.MULTI_CPU and launch.sharding() == "FSDP":
+            PartialState().distributed_type = self.accelerator.state.distributed_type = DistributedType.FSDP
+            self.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+            self.is_fsdp_enabled = True
+
     @property
     def is_unsharded(self) -> bool:
         """Whether every process has all weights."""
-        return self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_GPU)
+        return self.accelerator.distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
     def loss_weight(self, batch: Any) -> float:
         """The weight of a batch in its update: the loss of the update is divided by the sum."""
@@ -128,23 +145,38 @@ class BaseTrainer(Trainer):
         assert not return_outputs
         assert num_items_in_batch is not None
         # Gradients are averaged over processes, but every process has only its share: hence the factor.
-        factor = self.accelerator.num_processes
-        return self.accumulate(
+        factor = 0 if inputs[IS_FILLER] else self.accelerator.num_processes
+        before = self.batch_metrics.copy()
+        loss = self.accumulate(
             inputs, lambda microbatch: self.summed_loss(model, microbatch) / num_items_in_batch * factor
         )
+        if inputs[IS_FILLER]:
+            self.batch_metrics = before
+        return loss
 
     def accumulate(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         """The loss of a batch. All microbatches but the last have been through the backward pass."""
         if not self._is_limited:
-            # Determined at the first update, when the engine has allocated its memory. Processes must have the same
-            # microbatches, and their free memory differs: with several there is no limit.
+            # Determined at the first update, when the engine has allocated its memory.
             assert isinstance(self.model, nn.Module)
-            alone = self.accelerator.num_processes == 1
-            self.max_tokens = max_microbatch_tokens(self.model, self.args.device) if alone else None
-            self._is_limited = True
+            limit = max_microbatch_tokens(
+                self.model, self.args.device, gradient_checkpointing=self.args.gradient_checkpointing
+            )
+            if limit is not None:
+                limit = int(self.gathered({"limit": limit})["limit"].min())
+            self.max_tokens, self._is_limited = limit, True
         parts = list(self.microbatches(batch)) if torch.is_grad_enabled() else [batch]
+        if self.max_tokens is not None:
+            # Gradients are exchanged in every backward pass, and sharded weights in every forward pass as well: all
+            # processes need the same number of them.
+            count = int(self.gathered({"parts": len(parts)})["parts"].max())
+            parts = [self.without_loss(parts[0])] * (count - len(parts)) + parts
         before = [self._backward(loss_of(part)) for part in parts[:-1]]
         return loss_of(parts[-1]) + sum(before)
+
+    def without_loss(self, microbatch: Any) -> Any:
+        """A microbatch that counts nothing, of the same shape; for trainers that have several."""
+        raise NotImplementedError
 
     def _backward(self, loss: torch.Tensor) -> torch.Tensor:
         self.accelerator.backward(loss)  # as the trainer does with the returned loss
@@ -152,10 +184,14 @@ class BaseTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of similar length, in an order that depends on the seed and the epoch."""
-        size = self.args.per_device_train_batch_size
-        examples: Any = self.train_dataset
-        prepared: DataLoader[Any] = self.accelerator.prepare(
-            DataLoader(examples, size, sampler=self.order, collate_fn=self.data_collator)
+        arguments, own = self.args, cast(Any, self.data_collator)
+        collate = collate_with_filler(own)
+        batches = SharedBatches(
+            self.order, arguments.per_device_train_batch_size, arguments.process_index, arguments.world_size
+        )
+        loader = DataLoader(WithFiller(self.train_dataset), batch_sampler=batches, collate_fn=collate)
+        prepared: DataLoader[Any] = prepare_data_loader(  # as the accelerator does, which would share it once more
+            loader, device=self.accelerator.device, num_processes=1, process_index=0, put_on_device=True
         )
         return prepared
 
@@ -165,11 +201,15 @@ class BaseTrainer(Trainer):
         """The batches of one update, and their total loss weight on all devices."""
         self.start_update()
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator)]
-        self.questions = [question for batch in batches for question in batch["question_ids"]]
+        own = [batch for batch in batches if not batch[IS_FILLER]]
+        self.questions = [question for batch in own for question in batch["question_ids"]]
         counts = torch.tensor(
             [
-                [self.loss_weight(batch), float(batch["attention_mask"].sum()), self.count_policy_tokens(batch)]
-                for batch in batches
+                [0.0, 0.0, 0.0],
+                *(
+                    [self.loss_weight(batch), float(batch["attention_mask"].sum()), self.count_policy_tokens(batch)]
+                    for batch in own
+                ),
             ],
             dtype=torch.float64,
             device=device,
@@ -205,7 +245,8 @@ class BaseTrainer(Trainer):
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             self._stop_at_bad_batch(step, loss, gradient)
         metrics = self.update_metrics(logs)
-        seconds = round(time.monotonic() - self.started, 4)
+        # Of the slowest process: all must agree on when the time is up.
+        seconds = round(float(self.gathered({"seconds": time.monotonic() - self.started})["seconds"].max()), 4)
         counts = {"tokens": self.tokens, "policy_tokens": self.policy_tokens}
         self.hooks.metrics.add(
             step=step,
@@ -230,10 +271,12 @@ class BaseTrainer(Trainer):
             self.hooks.console.show(self.state.global_step, logs)
 
     def _stop_at_bad_batch(self, step: int, loss: float, gradient: float) -> None:
-        record = {"step": step, "loss": str(loss), "grad_norm": str(gradient), "questions": self.questions}
+        questions = gather_object(self.questions)
+        record = {"step": step, "loss": str(loss), "grad_norm": str(gradient), "questions": questions}
         bad_batch = self.hooks.bad_batch
-        with atomic_file(bad_batch) as file:
-            json.dump(record, file, indent=2)
+        if self.is_world_process_zero():
+            with atomic_file(bad_batch) as file:
+                json.dump(record, file, indent=2)
         self.hooks.metrics.save()
         raise StepladderError(
             f"training stopped at update {step}: the loss is {loss} and the gradient norm {gradient}. The questions of "
@@ -244,6 +287,7 @@ class BaseTrainer(Trainer):
         """Mark a written checkpoint as complete and remove older ones. The metrics log first: it has all its rows."""
         with self.hooks.checkpoints.saving(self.state.global_step):
             super()._save_checkpoint(*arguments)
+        self.accelerator.wait_for_everyone()  # until all have written their files
         if self.is_world_process_zero():
             self.hooks.metrics.save()
             best = self.hooks.metrics.best
@@ -285,12 +329,31 @@ class TRLOverrides:
     loss_is_scaled_for_ga = True
     model: Any
     ref_model: Any
+    accelerator: Any
 
     def _send_telemetry(self) -> None:
         """Off: training makes no network requests."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Off: the run folder documents the training."""
+
+    def prepared(self, reference: nn.Module) -> Any:
+        """A reference model, sharded like the model in training."""
+        if self.accelerator.distributed_type is DistributedType.FSDP:
+            return prepare_fsdp(reference, self.accelerator)
+        if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
+            return prepare_deepspeed(reference, self.accelerator)
+        return self.accelerator.prepare_model(reference, evaluation_mode=True)
+
+    @contextmanager
+    def local_metrics(self) -> Iterator[None]:
+        """Within, trl's metrics are of this process. trl would gather rows as if all processes had as many."""
+        accelerator = self.accelerator
+        accelerator.gather = accelerator.gather_for_metrics = lambda rows, *_, **__: rows
+        try:
+            yield
+        finally:
+            del accelerator.gather, accelerator.gather_for_metrics  # the methods of its class are back
 
     @contextmanager
     def reference(self) -> Iterator[Any]:

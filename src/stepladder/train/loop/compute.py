@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import PartialState  # type: ignore[import-untyped]
 from transformers import set_seed
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.seeding import seed_of
-from stepladder.models.gpu_memory import apply_gpu_share
 from stepladder.models.loading import pick_device, pick_dtype
+from stepladder.train.launch.processes import Processes
+from stepladder.train.launch.sharding import check_launch
 from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.trackers import check_trackers
@@ -29,10 +30,20 @@ class Compute:
     bf16: bool
     #: 32 bits, as NumPy's global generator takes.
     seed: int
-    #: accelerate's state. Under torchrun or accelerate every process trains its share; only the main process writes.
-    processes: Any
+    #: Under torchrun or accelerate every process trains its share; only the main process writes.
+    processes: Processes
     #: Trackers to report to.
     trackers: tuple[str, ...] = ()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a process has only a part of the weights in training, which are in fp32."""
+        return launch.sharding() is not None
+
+    @property
+    def weights_device(self) -> torch.device:
+        """Where the weights in training are loaded: a shard is moved to the device when it is made."""
+        return torch.device("cpu") if self.is_sharded else self.device
 
     @property
     def autocast(self) -> torch.autocast:
@@ -50,8 +61,9 @@ def prepare_compute(config: TrainingConfig, context: TrainingContext, kind: str)
             f"training uses the first visible GPU, not '{context.device}'; set CUDA_VISIBLE_DEVICES={device.index}"
         )
     bf16 = pick_dtype(config.precision, device) is torch.bfloat16
-    processes = PartialState(cpu=device.type == "cpu")
-    device = apply_gpu_share(processes.device) if processes.num_processes > 1 else device
+    check_launch(config)
+    processes = Processes(device)
+    device = processes.device
     seed = seed_of(context.seed, kind) % 2**32
     set_seed(seed)
     pick_dtype(context.dtype, device)  # an unknown name fails now, not at the end

@@ -4,10 +4,33 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import MinLen
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from stepladder.core.config import Config
+from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.train.loop.trackers import ReportTo
+
+#: The usual optimizer.
+ADAMW = "adamw_torch_fused"
+#: transformers' optimizers that need no further settings.
+OPTIMIZERS = (
+    *("adamw_torch", ADAMW, "adamw_torch_8bit", "adamw_torch_4bit", "adamw_8bit", "paged_adamw_8bit"),
+    *("paged_adamw_32bit", "adafactor", "lion_32bit", "lion_8bit", "sgd", "adagrad", "rmsprop"),
+)
+
+
+def _known_optimizer(name: str) -> str:
+    if name not in OPTIMIZERS:
+        raise ValueError(str(unknown_name("optimizer", name, OPTIMIZERS)))
+    return name
 
 
 class LoraConfig(Config):
@@ -61,6 +84,10 @@ class TrainingConfig(Config):
     lora: LoraConfig | None = None
     #: bf16: mixed precision with fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere.
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    #: Compute activations again in the backward pass instead of keeping them: less memory, about a third more time.
+    gradient_checkpointing: bool = False
+    #: Optimizer, by transformers' name: adamw_torch, adafactor, adamw_8bit (needs bitsandbytes), sgd, ...
+    optim: Annotated[str, AfterValidator(_known_optimizer)] = ADAMW
     #: Updates between evaluations on dev data and between checkpoints; 0: one epoch.
     eval_steps: NonNegativeInt = 0
     #: Experiment trackers besides `curves.jsonl`: tensorboard, wandb, trackio, mlflow. Null: the recipe's `report_to`.
@@ -75,9 +102,19 @@ class TrainingConfig(Config):
             )
         return self
 
+    def check_processes(self, processes: int) -> None:
+        """Raise if this many processes cannot share the batches."""
+        parts = self.gradient_accumulation_steps * processes
+        if self.batch_size % parts:
+            raise StepladderError(
+                f"batch_size {self.batch_size} is not a multiple of {parts} (gradient_accumulation_steps "
+                f"{self.gradient_accumulation_steps} x {processes} processes): set batch_size, the examples per update "
+                f"of all processes, to {-(-self.batch_size // parts) * parts}, or launch another number of processes"
+            )
+
     def inert(self) -> frozenset[str]:
-        """Trackers do not change the result."""
-        return frozenset({"report_to"})
+        """Trackers and memory do not change the result; the optimizer is named if it is not the usual one."""
+        return frozenset({"report_to", "gradient_checkpointing", *(("optim",) if self.optim == ADAMW else ())})
 
 
 class PolicyTrainingConfig(TrainingConfig):

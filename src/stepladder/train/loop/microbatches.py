@@ -23,7 +23,9 @@ _SHARE_CUDA, _SHARE_CPU = 0.6, 0.25
 _MIN_TOKENS = 2048
 
 
-def max_microbatch_tokens(model: nn.Module, device: torch.device) -> int | None:
+def max_microbatch_tokens(
+    model: nn.Module, device: torch.device, *, gradient_checkpointing: bool = False
+) -> int | None:
     """The most tokens per forward and backward pass; None is unlimited."""
     core = unwrap_model(model)
     if core is None or sum(weights.numel() for weights in model.parameters()) < _SMALL:
@@ -32,13 +34,20 @@ def max_microbatch_tokens(model: nn.Module, device: torch.device) -> int | None:
         budget = free_bytes(device) * _SHARE_CUDA
     else:
         budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE_CPU
-    return max(int(budget / _activation_bytes(core.config.get_text_config(), device)), _MIN_TOKENS)
+    bytes_per_token = _activation_bytes(core.config.get_text_config(), device, checkpointed=gradient_checkpointing)
+    return max(int(budget / bytes_per_token), _MIN_TOKENS)
 
 
-def _activation_bytes(config: Any, device: torch.device) -> float:
-    """Approximate activation memory per token: copies of its hidden state and of the MLP's in every layer."""
+def _activation_bytes(config: Any, device: torch.device, *, checkpointed: bool = False) -> float:
+    """Approximate activation memory per token: copies of its hidden state and of the MLP's in every layer.
+
+    `checkpointed`: of one layer only, and the input of every other.
+    """
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    numbers = config.num_hidden_layers * (12 * config.hidden_size + 6 * inner)
+    layer = 12 * config.hidden_size + 6 * inner
+    numbers = (
+        layer + config.num_hidden_layers * config.hidden_size if checkpointed else config.num_hidden_layers * layer
+    )
     return float(numbers * (2 if device.type == "cuda" else 4))
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import Trajectory
+from stepladder.core.trace import Question, Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.evaluation.evaluator import evaluate
 from stepladder.models.loading import DTYPES, load_model, quiet_libraries
+from stepladder.train.launch.sharding import check_shardable
 from stepladder.train.loop.base_trainer import DevScore
 from stepladder.train.loop.compute import Compute, Precision, prepare_compute
 from stepladder.train.loop.config import PolicyTrainingConfig
@@ -56,23 +58,29 @@ class PolicySession:
             return None
         greedy = replace(context.episode, sampling=replace(context.episode.sampling, temperature=0.0))
 
+        def play(questions: Sequence[Question]) -> list[tuple[QuestionScore, Trajectory | None]]:
+            if not questions:
+                return []
+            result = evaluate(Driver(engine, context.retriever), context.agent, questions, greedy, seed=context.seed)
+            if result.stopped_by is not None:
+                raise result.stopped_by
+            return list(zip(result.scores, result.trajectories, strict=True))
+
         def score() -> DevScore:
             with self.generating():
-                result = evaluate(Driver(engine, context.retriever), context.agent, dev, greedy, seed=context.seed)
+                played = self.compute.processes.spread(dev, play)
             if keep_cache:
                 engine.on_idle()
             else:
                 engine.reset_prefix_cache()
-            if result.stopped_by is not None:
-                raise result.stopped_by
-            failures = [row.failure for row in result.scores if row.failure]
+            failures = [row.failure for row, _ in played if row.failure]
             if len(failures) == len(dev):
                 raise StepladderError(f"every dev episode failed; the first: {failures[0]}")
             return {
-                "f1": sum(row.f1 for row in result.scores) / len(dev),
-                "em": sum(row.em for row in result.scores) / len(dev),
+                "f1": sum(row.f1 for row, _ in played) / len(dev),
+                "em": sum(row.em for row, _ in played) / len(dev),
                 "failed": len(failures),
-                **extra([trajectory for trajectory in result.trajectories if trajectory is not None]),
+                **extra([trajectory for _, trajectory in played if trajectory is not None]),
             }
 
         return score
@@ -85,9 +93,9 @@ class PolicySession:
     def save(self, checkpoint: Path | None) -> Path:
         """Write the weights of a checkpoint, or the initial ones without, as `policy/`."""
         folder = self.context.folder / "policy"
-        if self.compute.processes.is_main_process:
-            write_policy(folder, self.policy, checkpoint, DTYPES.get(self.context.dtype, self.policy.dtype))
-        self.compute.processes.wait_for_everyone()
+        with self.compute.processes.main_first():
+            if self.compute.processes.is_main_process:
+                write_policy(folder, self.policy, checkpoint, DTYPES.get(self.context.dtype, self.policy.dtype))
         return folder
 
 
@@ -103,9 +111,10 @@ def open_policy(
 ) -> Iterator[PolicySession]:
     """Load a policy for training. `kind` is part of the seed. `trl_adds_lora`: trl's trainer adds the LoRA adapters."""
     compute = prepare_compute(config, context, kind)
-    bf16 = compute.bf16 and config.lora is not None
+    bf16 = compute.bf16 and config.lora is not None and not compute.is_sharded
     with quiet_libraries():
-        policy = load_policy(source, None if trl_adds_lora else config.lora, bf16=bf16, device=compute.device)
+        policy = load_policy(source, None if trl_adds_lora else config.lora, bf16=bf16, device=compute.weights_device)
+        check_shardable(policy.model, source)
         if trl_adds_lora and config.lora is not None:
             check_target_modules(policy.model, config.lora, source)
         engine, generating = make_rollout_engine(

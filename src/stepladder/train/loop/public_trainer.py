@@ -20,10 +20,12 @@ from stepladder.data import DataSet, load_dataset
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.base import ScorerOptions
 from stepladder.judges.registry import make_scorer
+from stepladder.models.loading import pick_device
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.launch.processes import Processes, lost_processes
 from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.context import TrainingContext
 
@@ -55,7 +57,7 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
 
     def train(self) -> Report:
         """Train, and return the report: the folder of the model, and metrics."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, lost_processes():
             return self._train(os.fspath(self.policy), self._context(stack), self._config)
 
     @abstractmethod
@@ -72,7 +74,7 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
 
     def _context(self, stack: ExitStack) -> TrainingContext:
         if self.output_dir is None:
-            self.output_dir = _new_folder(self.kind)
+            self.output_dir = Processes(pick_device(self.device)).from_main(_new_folder(self.kind))
         if isinstance(self.agent, Agent):
             agent = self.agent
         else:

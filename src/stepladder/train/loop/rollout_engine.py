@@ -4,7 +4,8 @@ In: the policy in training. Out: an engine, and the context manager to generate 
 
     the policy itself   if it is small, or trained in the precision of its weights
     a copy in bf16      if it is trained in bf16 and not small: no casts of fp32 weights and of the KV cache for every
-                        token, and LoRA adapters are merged
+                        token, and LoRA adapters are merged. In the precision of the training, also if the weights in
+                        training are sharded over processes
     vLLM                if configured: with a copy of its own
 
 A copy is synchronized with the policy's weights, LoRA merged, before every rollout. The weights are stochastically
@@ -27,6 +28,7 @@ from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.loading import load_model
 from stepladder.models.resolve import resolve_full_model
 from stepladder.models.stochastic_rounding import stochastic_round
+from stepladder.train.launch.sharding import whole, whole_parameters
 from stepladder.train.loop.compute import Compute, Precision
 from stepladder.train.loop.policy_weights import Policy, lora_layers
 
@@ -37,10 +39,10 @@ def make_rollout_engine(
     """The engine, and the context manager to generate in; vLLM if it is given a share of the GPU memory."""
     if vllm_gpu_memory_utilization is not None:
         return _make_vllm(policy, compute, max_batch, vllm_gpu_memory_utilization)
-    if not compute.bf16 or policy.is_small:
+    if not compute.is_sharded and (not compute.bf16 or policy.is_small):
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         return engine, partial(without_autocast, policy.model)
-    copy, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16)
+    copy, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16 if compute.bf16 else torch.float32)
     copy = copy.to(compute.device).eval().requires_grad_(False)
     if compute.device.type == "cuda":
         fuse_norms(copy)
@@ -100,16 +102,20 @@ def without_autocast(model: nn.Module) -> Iterator[None]:
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight by its name in the model's files, with LoRA adapters merged."""
+    """Every weight by its name in the model's files, with LoRA adapters merged. If the weights are sharded, all
+    processes must go through them, in step.
+    """
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
     for name, weight in model.named_parameters():
         owner, adapted, kind = name.rpartition(".base_layer.")
         if adapted:
             layer: Any = layers[owner]
-            deltas = [layer.get_delta_weight(each) for each in layer.active_adapters] if kind == "weight" else []
-            yield _file_name(f"{owner}.{kind}"), weight.detach() + sum(deltas)
+            with whole_parameters(*layer.parameters()):
+                deltas = [layer.get_delta_weight(each) for each in layer.active_adapters] if kind == "weight" else []
+                yield _file_name(f"{owner}.{kind}"), whole(weight.detach() + sum(deltas))
         elif not any(name.startswith(f"{owner}.lora_") for owner in layers):
-            yield _file_name(name), weight.detach()
+            with whole_parameters(weight):
+                yield _file_name(name), whole(weight.detach())
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from transformers import TrainingArguments
 from stepladder.core.errors import StepladderError
 from stepladder.driver import OutcomeCallback
 from stepladder.driver.progress import Progress
+from stepladder.train.launch.sharding import check_resumable
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, TrainerHooks
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.compute import Compute
@@ -93,6 +94,8 @@ def run_training(
             f"{metrics.path} has {len(metrics.updates):,} of the {done:,} updates up to the newest checkpoint, so the "
             f"best is not known. Restore the file, or delete {checkpoints.folder} to train again"
         )
+    if 0 < done < updates:
+        check_resumable(checkpoints.at(done))
     if done < updates:  # otherwise the trainer would continue an epoch of which only a part was requested
         eval_steps = config.eval_steps or updates_per_epoch
         if save_steps is not None:
@@ -134,7 +137,7 @@ def usable_checkpoints(folder: Path, compute: Compute, *later: Path) -> Checkpoi
     If one of them was damaged, the files `later`, which tell of updates after it, are removed too.
     """
     checkpoints = Checkpoints(folder / "checkpoints")
-    with compute.processes.main_process_first():
+    with compute.processes.main_first():
         if (damage := checkpoints.remove_unusable()) is not None:
             for file in later:
                 file.unlink(missing_ok=True)
@@ -154,17 +157,13 @@ def best_checkpoint(checkpoints: Checkpoints, metrics: MetricsLog) -> Path | Non
 def _arguments(config: TrainingConfig, compute: Compute) -> dict[str, Any]:
     """The settings as the trainer's arguments."""
     parts = config.gradient_accumulation_steps * compute.processes.num_processes
-    if config.batch_size % parts:
-        raise StepladderError(
-            f"batch_size {config.batch_size} is not a multiple of {parts} (gradient_accumulation_steps x processes)"
-        )
     constant = config.lr_scheduler_type == "constant"
-    same = {"gradient_accumulation_steps", "num_train_epochs", "weight_decay", "max_grad_norm"}
+    same = {"gradient_accumulation_steps", "num_train_epochs", "weight_decay", "max_grad_norm", "optim"}
+    same |= {"gradient_checkpointing"}
     return {
         **config.model_dump(include=same),
         "per_device_train_batch_size": config.batch_size // parts,
         "lr_scheduler_type": "constant_with_warmup" if constant else config.lr_scheduler_type,
-        "gradient_checkpointing": False,
         "bf16": compute.bf16,
         "use_cpu": compute.device.type == "cpu",
         "seed": compute.seed,
@@ -173,6 +172,7 @@ def _arguments(config: TrainingConfig, compute: Compute) -> dict[str, Any]:
         "logging_nan_inf_filter": False,
         "remove_unused_columns": False,
         "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,  # in every forward pass, of which GRPO makes more on one process than another
         "report_to": "none",
         "disable_tqdm": True,
         "log_level": "error",

@@ -45,6 +45,7 @@ from stepladder.judges.prm.reward_model import (
 from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, context_limit_of, quiet_libraries
 from stepladder.preferences.pair_checks import read_pairs
+from stepladder.train.launch.sharding import check_shardable
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, eval_mode
 from stepladder.train.loop.compute import Compute, prepare_compute
 from stepladder.train.loop.context import TrainingContext, Trees
@@ -106,6 +107,7 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
                 num_generations=config.num_generations,
                 temperature=config.temperature,
                 label="Episodes",
+                spread=True,
             )
             examples = tree_examples(config, context, self.trees, policy, sample)
         return train_prm(config.model or policy, context, config, examples)
@@ -183,7 +185,9 @@ def train_prm(model: str | Path, context: TrainingContext, config: PRMConfig, ma
     with quiet_libraries():
         start, tokenizer = load_for_training(model)
         stored = next(start.parameters()).dtype
-        base = start.to(compute.device, torch.bfloat16 if compute.bf16 and config.lora is not None else torch.float32)
+        bf16 = compute.bf16 and config.lora is not None and not compute.is_sharded
+        base = start.to(compute.weights_device, torch.bfloat16 if bf16 else torch.float32)
+        check_shardable(base, model)
         prm: Any = base if config.lora is None else add_lora(base, config.lora, model, "SEQ_CLS", ("score",))
         patch_step_forward(prm)
         text = prm.config.get_text_config()
@@ -211,9 +215,9 @@ def train_prm(model: str | Path, context: TrainingContext, config: PRMConfig, ma
             best_by="dev_loss",
         )
         assert checkpoint is not None  # the initial model is never evaluated, so it cannot be the best
-        if compute.processes.is_main_process:
-            _write(context.folder / "reward", model, checkpoint, tokenizer, DTYPES.get(context.dtype, stored))
-        compute.processes.wait_for_everyone()
+        with compute.processes.main_first():
+            if compute.processes.is_main_process:
+                _write(context.folder / "reward", model, checkpoint, tokenizer, DTYPES.get(context.dtype, stored))
     best = {
         f"held_out_{name.removeprefix('dev_')}": value
         for name, value in (metrics.best or {}).items()

@@ -92,15 +92,24 @@ def train_rft(
                 top_p=config.top_p,
                 label="Samples",
                 folder="samples",
+                spread=sampler is None,
             )
         failed = len(chosen) * config.num_generations - len(samples)
-        with session.compute.autocast:
-            scores = None if scorer is None else raise_errors(scorer.score_logits(samples))
+        scores: list[Sequence[float | None]] | None = None
+        if scorer is not None:
+            graded = scorer
+
+            def grade(own: Sequence[Trajectory]) -> Sequence[Sequence[float | None]]:
+                return raise_errors(graded.score_logits(own)) if own else []
+
+            with session.compute.autocast:
+                scores = session.compute.processes.spread(samples, grade)
         result = filter_trajectories(
             samples, scores, min_f1=config.min_f1, threshold=config.threshold or 0.0, keep=config.keep
         )
-        if session.compute.processes.is_main_process:
-            _write_samples(context.folder, samples, scores, result, failed)
+        with session.compute.processes.main_first():
+            if session.compute.processes.is_main_process:
+                _write_samples(context.folder, samples, scores, result, failed)
         result.expect_some(config.threshold)
         expect_token_ids(result.kept, reencode=config.reencode)
         numbers = fine_tune(session, result.kept, config)

@@ -52,7 +52,7 @@ def train_sft(
         chosen = sample_questions(questions, config.questions, seed, balance=config.balance)
         episodes = len(chosen) * (1 if config.source in ("gold", "mined") else config.num_generations)
         with (
-            session.compute.processes.main_process_first(),
+            session.compute.processes.main_first(),
             progress(context.watch, "Demonstrations", episodes) as watch,
             session.generating(),
         ):

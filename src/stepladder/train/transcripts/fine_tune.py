@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, pad
 from transformers import TrainingArguments
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io import launch
 from stepladder.core.trace import Trajectory
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.length_batches import context_window, padded_width
@@ -84,6 +85,10 @@ class TranscriptTrainer(BaseTrainer):
         rows, width = batch["input_ids"].shape
         return split_microbatches(batch, torch.full((rows,), width), self.max_tokens)
 
+    def without_loss(self, microbatch: Any) -> Any:
+        """With weights of 0."""
+        return {**microbatch, "weights": torch.zeros_like(microbatch["weights"])}
+
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The weighted sum over the policy's tokens."""
         return weighted_nll(model, batch)
@@ -131,7 +136,7 @@ def _fitting_examples(
             f"none of {len(examples):,} transcripts fits into the context window of {limit:,} tokens: they have "
             f"{min(lengths):,} to {max(lengths):,}. Use a model with a longer context, or fewer passages per search (k)"
         )
-    if too_long:
+    if too_long and launch.is_main():
         print(
             f"skipped {too_long:,} of {len(examples):,} transcripts: longer than the context window of {limit:,} "
             f"tokens (up to {max(lengths):,})",

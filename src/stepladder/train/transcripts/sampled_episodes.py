@@ -39,11 +39,13 @@ def sample_episodes(
     num_generations: int,
     seed: int,
     watch: OutcomeCallback | None = None,
+    chunks: range | None = None,
 ) -> list[Trajectory]:
-    """The trajectories, from the folder where they exist; failed ones are missing."""
+    """The trajectories, from the folder where they exist; failed ones are missing. `chunks`: of these only."""
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Trajectory] = []
-    for number, start in enumerate(range(0, len(questions), _CHUNK)):
+    for number in range(-(-len(questions) // _CHUNK)) if chunks is None else chunks:
+        start = number * _CHUNK
         path = _chunk_path(folder, number)
         if not path.exists():
             jobs = episode_jobs(agent, questions[start : start + _CHUNK], config, num_generations, seed)
@@ -91,26 +93,31 @@ def policy_episodes(
     label: str,
     top_p: float = 1.0,
     folder: str = EPISODES,
+    spread: bool = False,
 ) -> list[Trajectory]:
-    """Episodes of a policy, stored in a folder; failed ones are missing. Of several processes the main one samples.
+    """Episodes of a policy, stored in a folder; failed ones are missing. Of several processes the main one samples, or
+    with `spread` all of them.
 
     `open_engine` is called only if there is something to sample.
     """
-    from accelerate import PartialState  # type: ignore[import-untyped] # imports torch
-
-    from stepladder.models.loading import pick_device
+    from stepladder.models.loading import pick_device  # imports torch
+    from stepladder.train.launch.processes import Processes
 
     path = context.folder / folder
     sampling = replace(context.episode.sampling, temperature=temperature, top_p=top_p)
-    processes = PartialState(cpu=pick_device(context.device).type == "cpu")
+    processes = Processes(pick_device(context.device))
+    rank, count = (processes.process_index, processes.num_processes) if spread else (0, 1)
     with ExitStack() as stack:
-        stack.enter_context(processes.main_process_first())
+        if not spread:
+            stack.enter_context(processes.main_first())
         exist = episodes_exist(path, len(questions))
         engine = None if exist else stack.enter_context(open_engine())
         watch = context.watch
         if watch is None and not exist:
             watch = stack.enter_context(Progress(label, len(questions) * num_generations))
-        return sample_episodes(
+        own = range(rank, -(-len(questions) // _CHUNK), count)
+        play = partial(
+            sample_episodes,
             path,
             Driver(engine, context.retriever),
             context.agent,
@@ -120,3 +127,7 @@ def policy_episodes(
             seed=context.seed,
             watch=watch,
         )
+        if count > 1:
+            play(chunks=own)
+            processes.wait()
+        return play()

@@ -69,14 +69,17 @@ def token_logps(
     temperature: float,
     autocast: Callable[[], AbstractContextManager[Any]],
     allowed: Allowed | None = None,
+    *,
+    in_one_pass: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs and entropies of the tokens in the mask, 0 elsewhere. Rows are padded on the right.
 
     The mask and both results start at the second token: nothing predicts the first. Rows of similar length are computed
     together, to reduce padding. `allowed`: the tokens of the vocabulary that were allowed in the place of each; the
-    distribution is the model's over these.
+    distribution is the model's over these. `in_one_pass`: for sharded weights, which all processes must read equally
+    often.
     """
-    batch_size = _CPU_ROWS if ids_BT.device.type == "cpu" else _GPU_ROWS
+    batch_size = len(ids_BT) if in_one_pass else _CPU_ROWS if ids_BT.device.type == "cpu" else _GPU_ROWS
     rows, columns, logps, entropies = [], [], [], []
     for part in torch.split(torch.argsort(lengths_B, stable=True), batch_size):
         width = padded_width(lengths_B[part].tolist(), context_window(model))
@@ -101,8 +104,10 @@ def token_logps(
         logps.append(logps_NV.gather(1, targets_N[:, None])[:, 0])
         entropies.append(-(logps_NV.detach().exp() * logps_NV.detach()).sum(dim=-1))
     empty_BT = torch.zeros(mask_BT.shape, device=ids_BT.device)
-    if not rows:  # the mask is all 0: a zero that is connected to the weights, so that backward works
-        zero = sum(weights.sum() * 0.0 for weights in model.parameters() if weights.requires_grad)
-        return empty_BT + zero, empty_BT
+    if not rows:  # the mask is all 0: a zero that is connected to the weights, through the forward pass that
+        # wrappers for several devices expect
+        with autocast():
+            logits_1V = selected_logits(model, ids_BT[:1, :1], torch.ones_like(ids_BT[:1, :1], dtype=torch.bool))
+        return empty_BT + logits_1V.float().sum() * 0.0, empty_BT
     positions = torch.cat(rows), torch.cat(columns)
     return empty_BT.index_put(positions, torch.cat(logps)), empty_BT.index_put(positions, torch.cat(entropies))

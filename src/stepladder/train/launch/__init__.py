@@ -1,0 +1,1 @@
+"""Training in several processes, started by torchrun or `accelerate launch`: what they share and tell each other."""

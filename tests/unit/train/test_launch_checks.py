@@ -1,0 +1,135 @@
+"""Launches that cannot work are refused before any work, and processes share batches without overlap."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+
+from stepladder.core.errors import StepladderError
+from stepladder.models.tiny import tiny_model
+from stepladder.pipeline.recipe import shipped
+from stepladder.train.launch.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
+from stepladder.train.launch.processes import Processes
+from stepladder.train.launch.sharding import check_launch, check_shardable
+from stepladder.train.loop.microbatches import max_microbatch_tokens
+from stepladder.train.sft.config import SFTConfig
+from tests.support import ROOT
+from tests.support.launches import FSDP2
+
+LAUNCH = ROOT / "recipes" / "launch"
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the environment of a launch with this many processes."""
+
+    def set_environment(processes: int, **environment: str) -> None:
+        ranks = {"RANK": "0", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        for name, value in {**ranks, **environment}.items():
+            monkeypatch.setenv(name, value)
+
+    return set_environment
+
+
+@pytest.mark.parametrize("examples", range(1, 14))
+@pytest.mark.parametrize(("size", "processes"), [(1, 1), (2, 1), (1, 2), (2, 2), (2, 3)])
+def test_every_example_is_in_one_batch_of_one_process(examples: int, size: int, processes: int) -> None:
+    order = list(range(examples))
+    shares = [list(SharedBatches(order, size, rank, processes)) for rank in range(processes)]
+    assert {len(share) for share in shares} == {len(SharedBatches(order, size, 0, processes))}
+    together = size * processes
+    for number, batches in enumerate(zip(*shares, strict=True)):
+        assert all(len(batch) <= size for batch in batches)
+        real = [index for batch in batches for index in batch if index >= 0]
+        assert real == order[number * together : (number + 1) * together]
+
+
+def test_a_filler_is_marked() -> None:
+    rows = WithFiller(["a", "b"])
+    collate = collate_with_filler(lambda examples: {"texts": list(examples)})
+    assert collate([rows[1], rows[0]]) == {"texts": ["b", "a"], IS_FILLER: False}
+    assert collate([rows[-1]]) == {"texts": ["a"], IS_FILLER: True}
+
+
+def test_batches_that_processes_cannot_share_are_refused(launched: Any) -> None:
+    launched(3)
+    with pytest.raises(StepladderError, match=r"batch_size 8 is not a multiple of 6 .* 2 x 3 processes\): .* to 12,"):
+        check_launch(SFTConfig(batch_size=8, gradient_accumulation_steps=2))
+    check_launch(SFTConfig(batch_size=12, gradient_accumulation_steps=2))
+
+
+def test_more_processes_than_gpus_are_refused(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(4)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    told = r"4 processes were launched on this machine, and torch finds 2 GPUs \(CUDA_VISIBLE_DEVICES is '0,1'\): "
+    with pytest.raises(StepladderError, match=told):
+        Processes(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "told"),
+    [
+        ({"FSDP_VERSION": "1"}, {}, "the launch uses FSDP 1; .* fsdp_version: 2"),
+        (
+            {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"},
+            {},
+            "fsdp_state_dict_type is SHARDED_STATE_DICT, .* FULL",
+        ),
+        ({}, {"optim": "adafactor"}, "optim: adafactor cannot be sharded over processes by FSDP: set optim to one of"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {"gradient_checkpointing": True}, "do the same: leave one out"),
+    ],
+)
+def test_settings_that_fsdp_cannot_shard_are_refused(
+    launched: Any, environment: dict[str, str], settings: dict[str, Any], told: str
+) -> None:
+    launched(2, **{**FSDP2, **environment})
+    with pytest.raises(StepladderError, match=told):
+        check_launch(SFTConfig(**settings))
+    launched(2, **FSDP2, FSDP_ACTIVATION_CHECKPOINTING="false")
+    check_launch(SFTConfig())
+
+
+def test_a_model_whose_layers_fsdp_does_not_find_is_refused(launched: Any) -> None:
+    launched(2, **FSDP2)
+    check_shardable(tiny_model(), "tiny")
+    launched(2, FSDP_TRANSFORMER_CLS_TO_WRAP="QwenLayer")
+    with pytest.raises(StepladderError, match="FSDP cannot shard model 'tiny', which has no layer QwenLayer: set"):
+        check_shardable(tiny_model(), "tiny")
+
+
+def test_unknown_optimizers_are_refused() -> None:
+    with pytest.raises(StepladderError, match="unknown optimizer 'adam'"):
+        SFTConfig.read({"optim": "adam"})
+    assert "optim" in SFTConfig().inert()
+    assert "optim" not in SFTConfig(optim="sgd").inert()
+
+
+def test_gradient_checkpointing_allows_larger_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepladder.train.loop.microbatches._SMALL", 1)
+    model, cpu = tiny_model(), torch.device("cpu")
+    plain = max_microbatch_tokens(model, cpu)
+    checkpointed = max_microbatch_tokens(model, cpu, gradient_checkpointing=True)
+    assert plain is not None
+    assert checkpointed is not None
+    assert checkpointed > plain
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCH.glob("*.yaml")), ids=lambda path: path.stem)
+def test_accelerate_reads_the_launch_files(path: Path) -> None:
+    config = load_config_from_file(str(path))
+    assert str(config.mixed_precision) == "no"
+    assert path.stem not in shipped()
+    if path.stem == "fsdp2":
+        assert {f"FSDP_{key.removeprefix('fsdp_').upper()}" for key in config.fsdp_config} >= set(FSDP2) - {
+            "ACCELERATE_USE_FSDP"
+        }
+        assert config.fsdp_config["fsdp_state_dict_type"] == FSDP2["FSDP_STATE_DICT_TYPE"]
+    if path.stem == "deepspeed-zero3":
+        assert config.deepspeed_config["zero_stage"] == 3
+        assert config.deepspeed_config["zero3_save_16bit_model"] is True
+    assert f"--config_file recipes/launch/{path.name} " in path.read_text(encoding="utf-8")
+    assert yaml.safe_load(path.read_text(encoding="utf-8"))["num_machines"] == 1
