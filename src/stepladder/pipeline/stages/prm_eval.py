@@ -36,6 +36,7 @@ from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.spread.player import check_cluster
 from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
 from stepladder.preferences.pair_checks import read_pairs
@@ -146,6 +147,7 @@ def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
         )
     context.check_index()
     context.check_server()
+    check_cluster(context)
     check_gold(context, questions)
 
 
