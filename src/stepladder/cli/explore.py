@@ -21,7 +21,6 @@ from stepladder.cli.declarations import (
 from stepladder.cli.options import ExtendOptions, NewRunOptions, RayOptions, ServerOptions, StageOptions
 from stepladder.cli.recipes import add_stage, extend_recipe, find_stage, new_recipe, output_of, run_and_print
 from stepladder.core.errors import StepladderError
-from stepladder.driver.cluster import RayConfig
 from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.resources import BASE, ORACLE, SERVER, RunContext
 from stepladder.pipeline.run_folder import RunFolder, is_run
@@ -111,8 +110,8 @@ def explore_command(
         for flag in typed:
             raise StepladderError(f"--{flag.replace('_', '-')} was set when the run {run} was started: leave it out")
         recipe = extend_recipe(run, name, entry, stage.overrides, named=named, served=served)
-    if typed := cluster.settings():
-        recipe = replace(recipe, shared=recipe.shared.model_copy(update={"ray": RayConfig.read(typed["ray"])}))
+    if (ray := cluster.config()) is not None:
+        recipe = replace(recipe, shared=recipe.shared.model_copy(update={"ray": ray}))
     policy = find_stage(recipe, name).inputs[POLICY]
     oracle = (recipe.shared.policy if policy == BASE else policy) == ORACLE
     say_upper_bound(oracle=oracle, advice="For a model, leave out policy=oracle")

@@ -230,12 +230,16 @@ class RayOptions(OptionGroup):
     ] = None
     ray_gpus: Annotated[float | None, option("N", "With --ray: GPUs per worker.", "0", min=0.0)] = None
 
-    def settings(self) -> dict[str, Any]:
-        """The setting `ray`, as far as it was typed."""
+    def config(self) -> RayConfig | None:
+        """The cluster; None without --ray."""
         typed = given(workers=self.ray_workers, gpus_per_worker=self.ray_gpus)
         if self.ray is None:
             if typed:
                 raise StepladderError("--ray-workers and --ray-gpus need --ray local, or the ADDRESS of a cluster")
-            return {}
-        address = {} if self.ray == "local" else {"address": self.ray}
-        return {"ray": RayConfig.read({**address, **typed}, "--ray").model_dump(mode="json")}
+            return None
+        return RayConfig.read({**({} if self.ray == "local" else {"address": self.ray}), **typed}, "--ray")
+
+    def settings(self) -> dict[str, Any]:
+        """The setting `ray`, if it was typed."""
+        config = self.config()
+        return {} if config is None else {"ray": config.model_dump(mode="json")}

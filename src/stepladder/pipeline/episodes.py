@@ -82,7 +82,7 @@ def sampled_episodes(
     policy = task.inputs[POLICY]
     return policy_episodes(
         replace(context.training(task, questions, dev=False), agent=context.agent_of(policy)),
-        lambda: context.engine(policy, folder=task.folder),
+        lambda: open_driver(context, policy, folder=task.folder),
         questions,
         num_generations=num_generations,
         temperature=temperature,

@@ -1,7 +1,7 @@
 """The process of a worker: it opens what the work needs once, then works on the items it is sent.
 
 In: the name of a function that opens a `Work`, and items. Out: results, as they finish. A thread of its own does the
-work, so that it goes on while results travel to the lead process and new items come back.
+work, so that it continues while results travel to the lead process and new items come back.
 """
 
 import os

@@ -83,7 +83,7 @@ def expect_some(outcomes: Sequence[Outcome[Any]]) -> Sequence[Outcome[Any]]:
 
 def policy_episodes(
     context: TrainingContext,
-    open_engine: Callable[[], AbstractContextManager[Engine]],
+    open_engine: Callable[[], AbstractContextManager[Engine | Driver]],
     questions: Sequence[Question],
     *,
     num_generations: int,
@@ -94,7 +94,7 @@ def policy_episodes(
 ) -> list[Trajectory]:
     """Episodes of a policy, stored in a folder; failed ones are missing. Of several processes the main one samples.
 
-    `open_engine` is called only if there is something to sample.
+    `open_engine` is called only if there is something to sample; it may open a driver, such as one with workers.
     """
     from accelerate import PartialState  # type: ignore[import-untyped] # imports torch
 
@@ -112,7 +112,7 @@ def policy_episodes(
             watch = stack.enter_context(Progress(label, len(questions) * num_generations))
         return sample_episodes(
             path,
-            Driver(engine, context.retriever),
+            engine if isinstance(engine, Driver) else Driver(engine, context.retriever),
             context.agent,
             questions,
             replace(context.episode, sampling=sampling),
