@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -178,6 +179,22 @@ def test_an_address_that_does_not_answer_is_an_error_at_once() -> None:
         port = free.getsockname()[1]
         with pytest.raises(StepladderError, match=rf"ray.address: nothing answers at 127.0.0.1:{port}"):
             ray_cluster._check_address(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(("reply", "problem"), [(b"", "nothing answers at"), (b"HTTP/1.1 400", "is not a Ray cluster")])
+def test_a_port_of_something_else_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, reply: bytes, problem: str) -> None:
+    monkeypatch.setattr(ray_cluster, "ADDRESS_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        accepted = thread.submit(server.accept)
+        if reply:
+            accepted.add_done_callback(lambda done: done.result()[0].sendall(reply))
+        with pytest.raises(StepladderError, match=problem):
+            ray_cluster._check_address(f"127.0.0.1:{server.getsockname()[1]}")
+        accepted.result()[0].close()
+
+
+def test_the_port_of_a_cluster_is_accepted(cluster: Any) -> None:
+    ray_cluster._check_address(cluster.ray.get_runtime_context().gcs_address)
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "http://head:6379"])

@@ -27,5 +27,5 @@ class RayConfig(Config):
     address: Annotated[str, AfterValidator(_known_form)] | None = None
     #: Worker processes; null is as many as the GPUs allow, or without `gpus_per_worker` one per CPU core.
     workers: int | None = Field(default=None, ge=1)
-    #: GPUs that each worker has for itself. A fraction shares a GPU.
+    #: GPUs that each worker has for itself; a fraction shares a GPU, 0 computes on the CPU.
     gpus_per_worker: float = Field(default=0, ge=0)

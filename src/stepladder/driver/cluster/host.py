@@ -67,10 +67,12 @@ def facts(paths: Sequence[str] = ()) -> Facts:
 class Host:
     """A worker process, as the lead process sees it."""
 
-    def __init__(self, *, own_process: bool = False) -> None:
-        """`own_process`: it is alone in its process, whose logs must not contain keys."""
+    def __init__(self, *, own_process: bool = False, gpus: bool = False) -> None:
+        """`own_process`: it is alone in its process, whose logs must not contain keys, and which may use `gpus`."""
         if own_process:
             mask_process()
+            if not gpus:
+                os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self._todo: SimpleQueue[tuple[int, Any]] = SimpleQueue()
         self._done: SimpleQueue[tuple[int, Any] | str] = SimpleQueue()
         self._work: Work | None = None

@@ -25,6 +25,8 @@ from stepladder.driver.cluster.pool import Call, Worker, WorkerDied
 
 #: Seconds to wait for an address, for the nodes to describe themselves, and for workers to be placed.
 ADDRESS_SECONDS, NODE_SECONDS, PLACE_SECONDS = 10.0, 60.0, 120.0
+#: What a client of gRPC sends first, and the type of the frame that a server replies with.
+_HTTP2_GREETING, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", b"\4"
 #: A machine under load can miss Ray's own limit of 30 seconds for the start of its processes.
 _STARTS = 3
 
@@ -148,17 +150,21 @@ def _start_local(ray: Any, config: RayConfig, quiet: dict[str, Any]) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raise if nothing listens there: Ray itself would try for minutes."""
+    """Raise if no gRPC server answers there: Ray itself would try for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
+    advice = "`ray start --head` prints the address of a cluster; without an address one is started on this machine"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ADDRESS_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ADDRESS_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") in ("1", "true"):
+                return
+            connection.sendall(_HTTP2_GREETING)
+            reply = connection.recv(9)
     except (OSError, OverflowError) as error:
-        raise StepladderError(
-            f"ray.address: nothing answers at {address} ({error}). `ray start --head` prints the address of a cluster; "
-            "without an address one is started on this machine"
-        ) from error
+        raise StepladderError(f"ray.address: nothing answers at {address} ({error}). {advice}") from error
+    if reply[3:4] != _HTTP2_SETTINGS:
+        raise StepladderError(f"ray.address: what answers at {address} is not a Ray cluster. {advice}")
 
 
 @contextmanager
@@ -231,7 +237,7 @@ class RayWorkers:
         actor = self.ray.remote(Host).options(
             num_cpus=1, num_gpus=self.cluster.config.gpus_per_worker, max_restarts=0, max_task_retries=0
         )
-        return RayWorker(self, actor.remote(own_process=True))
+        return RayWorker(self, actor.remote(own_process=True, gpus=self.cluster.config.gpus_per_worker > 0))
 
     def wait(self, calls: Sequence[Call], timeout: float) -> list[Call]:
         """The calls that are done."""
@@ -278,7 +284,8 @@ class RayWorker:
 
     def kill(self) -> None:
         """End the process."""
-        self.workers.ray.kill(self.actor)
+        with suppress(Exception):  # it, or the cluster, may be gone
+            self.workers.ray.kill(self.actor)
 
     def _call(self, reference: Any) -> "RayCall":
         return RayCall(self.workers.ray, reference, self.node)

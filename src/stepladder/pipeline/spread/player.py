@@ -144,9 +144,10 @@ def cluster_of(context: RunContext) -> "RayCluster":
 
 
 def _files(settings: SharedConfig) -> list[str]:
-    """Files and folders of this machine that the settings name: model, agent, questions, index."""
-    data = settings.data
-    named = [settings.policy, settings.agent, *map(str, data.files.values())]
+    """Files and folders of this machine that the settings name: model, agent, prompt, questions, index."""
+    data, prompting = settings.data, settings.prompting
+    named = [settings.policy, settings.agent, str(prompting.prompt), str(prompting.hint)]
+    named += map(str, data.files.values())
     named += [each for text in (data.name, data.index) if text is not None for each in text.split("+")]
     return [name for name in named if Path(name).is_absolute() and Path(name).exists()]
 
