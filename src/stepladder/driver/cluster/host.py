@@ -21,7 +21,7 @@ from stepladder.core.io.masking import mask, mask_process
 from stepladder.core.version import __version__
 
 #: Seconds that a finished result waits for others, to travel with them.
-_GATHER_SECONDS = 0.01
+_GATHER_SECONDS = 0.1
 
 
 class Work(Protocol):
