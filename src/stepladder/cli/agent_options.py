@@ -51,6 +51,7 @@ from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.policy_choice import PolicyChoice, choose_policy
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.spread.player import open_driver
 from stepladder.pipeline.stage import REWARD
 
 _LIMITS = DEFAULTS.episode
@@ -223,7 +224,8 @@ class AgentSetup:
         folder = RunFolder.open(run) if run is not None else None
         guide = sampling.guide_config(guided)
         engine, model, choice = _engine_and_model(folder, options)
-        typed = {**options.typed(), "engine": engine if engine == "openai" else None}
+        typed = {**options.typed(), **given(ray=others.pop("ray", None))}
+        typed["engine"] = engine if engine == "openai" else None
         if engine != "openai":  # refused below
             typed = {name: value for name, value in typed.items() if name not in _SERVER_OPTIONS}
         if options.chat_options is not None:
@@ -285,12 +287,13 @@ class AgentSetup:
     @contextmanager
     def driver(self, in_flight: int | None = None, folder: Path | None = None) -> Iterator[Driver]:
         """A driver with retriever, engine and step scorer, all closed at the end. `folder`: of paid replies."""
-        context = self.context
-        with closing(context):
-            retriever = context.retriever
-            scorer = self.guide.scorer(context, self.reward) if self.guide else None
-            with context.engine(self.model, self.engine, folder=folder) as engine:
-                yield Driver(engine, retriever, scorer, **given(in_flight=in_flight))
+        scoring = self.guide.scoring(self.reward) if self.guide else None
+        limits = given(in_flight=in_flight)
+        with (
+            closing(self.context),
+            open_driver(self.context, self.model, self.engine, folder=folder, scoring=scoring, **limits) as driver,
+        ):
+            yield driver
 
 
 def _chat_options(text: str) -> dict[str, Any]:

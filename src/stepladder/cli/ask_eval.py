@@ -25,7 +25,7 @@ from stepladder.cli.declarations import (
     say,
     takes_groups,
 )
-from stepladder.cli.options import AsJson, RunPath, Seed
+from stepladder.cli.options import AsJson, RayOptions, RunPath, Seed
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import dumps
@@ -51,6 +51,7 @@ from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.episodes import report_gold
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import is_run
+from stepladder.pipeline.spread.player import check_cluster
 from stepladder.reporting.eval_table import UPPER_BOUND, comparison_line, print_summary
 from stepladder.retrieval.factory import retriever_info
 
@@ -139,10 +140,11 @@ def eval_command(
     options: AgentOptions,
     sampling: SamplingOptions,
     guided: GuideOptions,
+    cluster: RayOptions,
 ) -> None:
     """Answer the questions of a split and score the answers, with 95% confidence intervals."""
     typed = {"out": out, "overwrite": overwrite or None, "answer_judge": grading.answer_judge}
-    setup = AgentSetup.from_options(run, options, sampling, guided, **typed)
+    setup = AgentSetup.from_options(run, options, sampling, guided, **typed, **cluster.settings())
     context, shared = setup.context, setup.context.settings
     if out is not None:
         check_output_folder(out, overwrite=overwrite)
@@ -153,6 +155,7 @@ def eval_command(
     data_name = options.data or shared.data.name or context.data.name
     if other is not None and _reached(other).isdisjoint(question.id for question in questions):
         raise StepladderError(f"{against} is of other questions: it has none of {data_name} {split}")
+    check_cluster(context)
     index = shared.data.index
     if index is not None and run is None and options.data is None:
         _check_corpus(context, index)

@@ -1,6 +1,6 @@
 """`explore` grows search trees, `pairs` makes preference pairs of them. Both are stages of a run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ from stepladder.cli.declarations import (
     say,
     takes_groups,
 )
-from stepladder.cli.options import ExtendOptions, NewRunOptions, ServerOptions, StageOptions
+from stepladder.cli.options import ExtendOptions, NewRunOptions, RayOptions, ServerOptions, StageOptions
 from stepladder.cli.recipes import add_stage, extend_recipe, find_stage, new_recipe, output_of, run_and_print
 from stepladder.core.errors import StepladderError
 from stepladder.judges.llm.config import LLMJudgeConfig
@@ -85,6 +85,7 @@ def explore_command(
     start: NewRunOptions,
     server: ServerOptions,
     judge: JudgeOptions,
+    cluster: RayOptions,
 ) -> None:
     """Grow search trees with MCTS. --set changes any other setting of the stage."""
     served = {**server.typed(), **(given(prices=judge.prices) if server.policy_budget is not None else {})}
@@ -109,6 +110,8 @@ def explore_command(
         for flag in typed:
             raise StepladderError(f"--{flag.replace('_', '-')} was set when the run {run} was started: leave it out")
         recipe = extend_recipe(run, name, entry, stage.overrides, named=named, served=served)
+    if (ray := cluster.config()) is not None:
+        recipe = replace(recipe, shared=recipe.shared.model_copy(update={"ray": ray}))
     policy = find_stage(recipe, name).inputs[POLICY]
     oracle = (recipe.shared.policy if policy == BASE else policy) == ORACLE
     say_upper_bound(oracle=oracle, advice="For a model, leave out policy=oracle")

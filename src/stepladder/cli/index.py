@@ -8,8 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from stepladder.cli.declarations import OUT, argument, given, listed, option, path_option, print_json, say
-from stepladder.cli.options import AsJson, Fuse, RankConstant, Rerank, TopK, WorldSeed
+from stepladder.cli.declarations import (
+    OUT,
+    argument,
+    given,
+    listed,
+    option,
+    path_option,
+    print_json,
+    say,
+    takes_groups,
+)
+from stepladder.cli.options import AsJson, Fuse, RankConstant, RayOptions, Rerank, TopK, WorldSeed
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.core.memory import parse_bytes
@@ -19,12 +29,13 @@ from stepladder.core.unicode import replace_surrogates
 from stepladder.data import DATA_SETS, PUBLISHED, is_dataset_name, load_dataset
 from stepladder.driver.progress import Phases
 from stepladder.pipeline.recipe import override
+from stepladder.pipeline.spread.encoding import spread_encoding
 from stepladder.retrieval.factory import load_retriever, retriever_info
 from stepladder.retrieval.hybrid import FusionConfig
 from stepladder.retrieval.index.add import add_to_index
 from stepladder.retrieval.index.build import build_index
 from stepladder.retrieval.index.manifest import UNREAD, IndexInfo, check_index, index_info, unread_files
-from stepladder.retrieval.index.registry import INDEX_KINDS
+from stepladder.retrieval.index.registry import INDEX_KINDS, parse_kinds
 
 app = typer.Typer(
     help="Build or import an index, add to it, search it, inspect it, check its files.", no_args_is_help=True
@@ -68,7 +79,9 @@ def _source(corpus: str, world_seed: int) -> Path | Sequence[Passage]:
 
 
 @app.command("build")
+@takes_groups
 def index_build(
+    *,
     corpus: CorpusLocation,
     folder: Annotated[Path, path_option("DIR", "Index folder.", flags="--out")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing index.")] = False,
@@ -83,16 +96,19 @@ def index_build(
     changes: Changes = None,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,
+    cluster: RayOptions,
 ) -> None:
     """Build an index from rows with id and contents (or id, title and text), or from texts and documents.
 
     Texts and documents are split into passages. Those that cannot be read are listed with the reason. Embedding takes a
-    while. The same command resumes an interrupted build.
+    while, which --ray spreads over processes and machines. The same command resumes an interrupted build.
     """
     settings: Any = given(encoder=encoder, device=device)
     for change in changes or ():
         settings = override(settings, change)
-    with Phases() as watch:
+    if cluster.ray is not None and not any(each.dense for each in parse_kinds(kind).values()):
+        raise StepladderError(f"--ray has no effect on an index of the kind {kind}, which has no embeddings")
+    with spread_encoding(cluster.config()), Phases() as watch:
         info = build_index(
             _source(corpus, world_seed),
             folder,

@@ -13,6 +13,7 @@ from stepladder.cli.declarations import ERR, OptionGroup, budget_option, given, 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, PUBLISHED
+from stepladder.driver.cluster import RayConfig
 from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.runner import StaleStage
 from stepladder.retrieval.hybrid import RANK_CONSTANT
@@ -212,3 +213,33 @@ class NewRunOptions(OptionGroup):
     topk: SharedTopK = None
     world_seed: SharedWorldSeed = None
     seed: Annotated[int | None, option("N", "Random seed.", 0)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RayOptions(OptionGroup):
+    """Workers on a Ray cluster."""
+
+    panel: ClassVar[str | None] = "Ray cluster"
+
+    ray: Annotated[
+        str | None,
+        option("ADDRESS", "Play on Ray workers: local, auto, or HOST:PORT of a cluster.", "this process"),
+    ] = None
+    ray_workers: Annotated[
+        int | None, option("N", "With --ray: worker processes.", "as many as there is room for", min=1)
+    ] = None
+    ray_gpus: Annotated[float | None, option("N", "With --ray: GPUs per worker.", "0", min=0.0)] = None
+
+    def config(self) -> RayConfig | None:
+        """The cluster; None without --ray."""
+        typed = given(workers=self.ray_workers, gpus_per_worker=self.ray_gpus)
+        if self.ray is None:
+            if typed:
+                raise StepladderError("--ray-workers and --ray-gpus need --ray local, or the ADDRESS of a cluster")
+            return None
+        return RayConfig.read({**({} if self.ray == "local" else {"address": self.ray}), **typed}, "--ray")
+
+    def settings(self) -> dict[str, Any]:
+        """The setting `ray`, if it was typed."""
+        config = self.config()
+        return {} if config is None else {"ray": config.model_dump(mode="json")}

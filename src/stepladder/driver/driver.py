@@ -16,7 +16,9 @@ else:
 - Ctrl-C ends the run: `run` raises `Interrupted` with the outcomes so far. `BackendDown` carries them too.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from stepladder.core.errors import BackendDown
 from stepladder.core.memory import cache_bytes
@@ -28,6 +30,19 @@ from stepladder.driver.request_cache import RequestCache
 from stepladder.driver.session import DriverSession
 from stepladder.engines.base import Engine
 from stepladder.retrieval.base import Retriever
+
+
+class JobSession(Protocol[Result]):
+    """One run of jobs."""
+
+    #: Outcomes that were not yielded yet.
+    finished: deque[Outcome[Result]]
+
+    def outcomes(self) -> Iterator[Outcome[Result]]:
+        """Outcomes, as they finish."""
+
+    def close(self) -> None:
+        """Stop everything that still runs."""
 
 
 class Driver:
@@ -66,10 +81,14 @@ class Driver:
         backends = (("engine", self.engine), ("retriever", self.retriever), ("scorer", self.scorer))
         return f"Driver({', '.join(f'{name}={type(each).__name__}' for name, each in backends if each is not None)})"
 
+    def open_session(self, jobs: Iterable[Job[Result] | None]) -> "JobSession[Result]":
+        """The state of one run of jobs."""
+        return DriverSession(self, jobs)
+
     def run(self, jobs: Iterable[Job[Result]], watch: OutcomeCallback | None = None) -> list[Outcome[Result]]:
         """Run every job; the outcomes are in the order of the jobs."""
         jobs = list(jobs)
-        session: DriverSession[Result] = DriverSession(self, jobs)
+        session = self.open_session(jobs)
         done: dict[int, Outcome[Result]] = {}
 
         def so_far(reason: str) -> list[Outcome[Result]]:
@@ -98,7 +117,7 @@ class Driver:
         polled again soon. It may block for the next job only if no other is running, that is when all earlier outcomes
         were yielded.
         """
-        session: DriverSession[Result] = DriverSession(self, jobs)
+        session = self.open_session(jobs)
         try:
             yield from session.outcomes()
         finally:

@@ -168,37 +168,40 @@ def evaluate(
         if not question.answers:
             raise StepladderError(f"question {question.id!r} has no answers: it cannot be scored")
 
-    costs = {question.id: Cost() for question in questions}
-
-    def run(question: Question) -> Algorithm[Trajectory]:
-        own = seed_of(seed, question.id)
-        if guide is None:
-            answer = episode(agent, question, settings, own)
-        else:
-            answer = guided_search(agent, question, settings, guide, own)
-        return metered(answer, costs[question.id])
-
     stopped_by: Interrupted | BackendDown | None = None
-    outcomes: Sequence[Outcome[Trajectory]]
+    outcomes: Sequence[Outcome[tuple[Trajectory, Cost]]]
     try:
-        outcomes = driver.run([partial(run, question) for question in questions], watch)
+        jobs = [partial(metered_answer, agent, each, settings, guide, seed_of(seed, each.id)) for each in questions]
+        outcomes = driver.run(jobs, watch)
     except (Interrupted, BackendDown) as stopped:
         outcomes, stopped_by = stopped.outcomes, stopped
         if isinstance(stopped, BackendDown) and all(outcome.value is None for outcome in outcomes):
             raise
-    scores = tuple(
-        _score(question, outcome, costs[question.id]) for question, outcome in zip(questions, outcomes, strict=True)
-    )
+    scores = tuple(_score(question, outcome) for question, outcome in zip(questions, outcomes, strict=True))
     sees_gold = isinstance(driver.engine, OracleEngine) or (guide is not None and isinstance(driver.scorer, GoldScorer))
-    return Evaluation(scores, tuple(outcome.value for outcome in outcomes), stopped_by, sees_gold)
+    played = tuple(None if outcome.value is None else outcome.value[0] for outcome in outcomes)
+    return Evaluation(scores, played, stopped_by, sees_gold)
 
 
-def _score(question: Question, outcome: Outcome[Trajectory], cost: Cost) -> QuestionScore:
+def metered_answer(
+    agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide | None, seed: int
+) -> Algorithm[tuple[Trajectory, Cost]]:
+    """One episode, or a guided search, and what it cost."""
+    cost = Cost()
+    if guide is None:
+        answer = episode(agent, question, settings, seed)
+    else:
+        answer = guided_search(agent, question, settings, guide, seed)
+    return (yield from metered(answer, cost)), cost
+
+
+def _score(question: Question, outcome: Outcome[tuple[Trajectory, Cost]]) -> QuestionScore:
     if outcome.failure is not None:
         return failed_score(question, outcome.failure.stop, outcome.failure.reason)
     assert outcome.value is not None
+    trajectory, cost = outcome.value
     return replace(
-        score(outcome.value),
+        score(trajectory),
         tokens_read=cost.usage.read,
         tokens_written=cost.usage.written,
         searches_made=cost.searches,

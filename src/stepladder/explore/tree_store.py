@@ -1,9 +1,9 @@
 """Exploration: grow search trees for many questions at once and write each to disk when it is finished.
 
-In: a driver, questions, a tree search, a file. Out: `trees.jsonl.gz`, one tree per line in the order they finished;
-any gzip tool reads it. Every tree is a gzip member of its own, appended atomically, so that an incomplete last tree can
-be detected and removed. Trees that are already in the file are kept, so a killed run resumes. A tree depends on its
-question and the seed alone, so a resumed run makes the same trees.
+In: a driver, questions, a tree search, a file. Out: `trees.jsonl.gz`, one tree per line; any gzip tool reads it. Every
+tree is a gzip member of its own, appended atomically, so that an incomplete last tree can be detected and removed.
+Trees that are already in the file are kept, so a killed run resumes. A tree depends on its question and the seed alone,
+and the finished file is put into the order of the questions: a resumed run and one on several machines make the same.
 """
 
 import gzip
@@ -11,14 +11,14 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import WriteError, lock_file
+from stepladder.core.io.files import WriteError, atomic_file, lock_file
 from stepladder.core.io.records import RecordError, dumps, loads
 from stepladder.core.memory import format_bytes
 from stepladder.core.requests import Algorithm
@@ -41,8 +41,8 @@ class TreeFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: The ids of the questions whose trees are in the file.
-        self.ids: set[str] = set()
+        #: By the id of its question: where each tree is in the file.
+        self.ids: dict[str, slice] = {}
         self._end = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,8 +51,9 @@ class TreeFile:
             raise WriteError(f"{path} cannot be opened to add trees: {error.strerror or error}") from error
         try:
             lock_file(self._file, path)
-            for tree, self._end in _members(path):
-                self.ids.add(tree.question.id)
+            for tree, end in _members(path):
+                self.ids[tree.question.id] = slice(self._end, end)
+                self._end = end
             self._file.truncate(self._end)
         except BaseException:
             self._file.close()
@@ -83,8 +84,19 @@ class TreeFile:
                 f"{self.path}: a tree could not be written: {error.strerror or error}. The {len(self.ids):,} trees "
                 "before it are kept: run the same command to resume"
             ) from error
+        self.ids[tree.question.id] = slice(self._end, self._end + len(member))
         self._end += len(member)
-        self.ids.add(tree.question.id)
+
+    def sort(self, ids: Iterable[str]) -> None:
+        """Put the trees into this order; those of other questions come first. Nothing can be added afterwards."""
+        last = dict.fromkeys(each for each in ids if each in self.ids)
+        order = [*(each for each in self.ids if each not in last), *last]
+        if order == list(self.ids):
+            return
+        with self.path.open("rb") as old, atomic_file(self.path, "wb", what="trees") as new:
+            for place in (self.ids[each] for each in order):
+                old.seek(place.start)
+                new.write(old.read(place.stop - place.start))
 
 
 def read_trees(path: Path) -> Iterator[Tree]:
@@ -174,6 +186,7 @@ def explore(
                 failures[str(error)] += 1
             if watch is not None:
                 watch(outcome)
+        trees.sort(question.id for question in questions)
     return ExploreResult(len(missing) - failures.total(), len(questions) - len(missing), failures)
 
 

@@ -49,6 +49,7 @@ KEYS = {
     "dtype": "dtype",
     "batch_size": "batch_size",
     "memory": "memory",
+    "ray": "ray",
 }
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Question, Trajectory
-from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.evaluation.evaluator import Evaluation, check_played, evaluate
 from stepladder.evaluation.gold_coverage import GoldCoverage, gold_coverage
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import ORACLE, SERVER, RunContext, paid_by
+from stepladder.pipeline.spread.player import open_driver
 from stepladder.pipeline.stage import POLICY, Task
 
 
@@ -58,12 +58,12 @@ def evaluate_policy(
     """Run one episode per question and score it. `reward`: the reward model, for a guide that uses one. `folder`: for
     the replies and the spend of a paid policy.
     """
-    scorer, choose = (None, None) if guide is None else (guide.scorer(context, reward), guide.guide())
-    with context.engine(policy, folder=folder) as engine, Progress(label, len(questions)) as watch:
-        driver = Driver(engine, context.retriever, scorer)
-        agent = context.agent_of(policy)
-        result = evaluate(driver, agent, questions, episode, guide=choose, seed=seed, watch=watch)
-        result = replace(result, paid=paid_by(engine))
+    scoring, choose = (None, None) if guide is None else (guide.scoring(reward), guide.guide())
+    with open_driver(context, policy, folder=folder, scoring=scoring) as driver:
+        with Progress(label, len(questions)) as watch:
+            agent = context.agent_of(policy)
+            result = evaluate(driver, agent, questions, episode, guide=choose, seed=seed, watch=watch)
+        result = replace(result, paid=paid_by(driver.engine))
     if result.stopped_by is not None:
         raise result.stopped_by
     try:
@@ -82,7 +82,7 @@ def sampled_episodes(
     policy = task.inputs[POLICY]
     return policy_episodes(
         replace(context.training(task, questions, dev=False), agent=context.agent_of(policy)),
-        lambda: context.engine(policy, folder=task.folder),
+        lambda: open_driver(context, policy, folder=task.folder),
         questions,
         num_generations=num_generations,
         temperature=temperature,

@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field
 
 from stepladder.core.config import Config
-from stepladder.core.step_scorer import Derived, StepScorer
+from stepladder.core.step_scorer import Derived
 from stepladder.explore.guided import Aggregate, Guide
-from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.spread.player import Scoring
 
 #: Settings that only some strategies use.
 _USED_BY = {
@@ -71,6 +71,6 @@ class GuideConfig(Config):
         same = self.model_dump(include={"n", "beams", "aggregate", "weighted", "simulations"})
         return Guide("vote" if self.by == "vote" else self.strategy, retrieve_first=self.by == "gold", **same)
 
-    def scorer(self, context: RunContext, reward: str | None) -> StepScorer | None:
+    def scoring(self, reward: str | None) -> Scoring | None:
         """The step scorer, or None for a vote. `reward` is the folder of the reward model, for `by: prm`."""
-        return None if self.by == "vote" else context.scorer(self.by, reward, derived=self.derived)
+        return None if self.by == "vote" else Scoring(self.by, reward, {"derived": self.derived})

@@ -27,6 +27,7 @@ from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, load_dataset, open_files
 from stepladder.data.sampling import WARMUP, held_out, with_warmup
+from stepladder.driver.cluster import RayConfig
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.engines.openai.server_config import ServerConfig
 from stepladder.engines.spend.response_cache import CachedEngine
@@ -42,6 +43,7 @@ from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.trackers import ReportTo
 
 if TYPE_CHECKING:
+    from stepladder.driver.cluster.ray_cluster import RayCluster
     from stepladder.pipeline.stage import Task
 
 #: Names in place of a policy: the initial policy of the recipe, the oracle, which replays gold decompositions, and the
@@ -193,6 +195,8 @@ class SharedConfig(Config):
     batch_size: int = Field(default=64, ge=1)
     #: Main memory of all caches together, such as 2GB; null is an eighth of the free memory, at most 4 GiB.
     memory: ByteSize | None = None
+    #: A Ray cluster whose workers play the questions of explore, rank, eval and others; null is this process.
+    ray: RayConfig | None = None
     #: Experiment trackers of all training stages: tensorboard, wandb, trackio, mlflow. A stage may name its own.
     report_to: ReportTo = ()
 
@@ -205,9 +209,11 @@ class SharedConfig(Config):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """Plain data with every value; without the prompting that every agent has by default, and without no server."""
-        left_out = ("prompting", self.prompting == PromptingConfig()), ("server", self.server is None)
-        return self.model_dump(mode="json", exclude={name for name, unset in left_out if unset})
+        """Plain data with every value, except a default prompting, no server and no cluster."""
+        unset = {"prompting": PromptingConfig(), "server": None, "ray": None}
+        return self.model_dump(
+            mode="json", exclude={name for name, each in unset.items() if getattr(self, name) == each}
+        )
 
     @property
     def served_model(self) -> str:
@@ -215,7 +221,7 @@ class SharedConfig(Config):
         return (self.server.model if self.server is not None else None) or self.policy
 
 
-def paid_by(engine: Engine) -> dict[str, Any]:
+def paid_by(engine: Engine | None) -> dict[str, Any]:
     """What a paid policy has spent, for the summary of a stage; empty if it is free."""
     return {"policy_spend": asdict(engine.spend())} if isinstance(engine, CachedEngine) else {}
 
@@ -235,21 +241,23 @@ class RunContext:
         whether it is behind a chat server, by default if it is certainly prompted.
         """
         self.settings = settings
-        self._prompted, self._remote = prompted, remote
+        self.prompted = prompted, remote
         self.console = console or Console(stderr=True)
         self._announced: set[str] = set()
+        #: The Ray cluster of the settings, once it is needed (pipeline/spread).
+        self.cluster: RayCluster | None = None
         set_cache_limit(settings.memory)
 
     @cached_property
     def agent(self) -> Agent:
         """The agent. An agent file is executed here, if the user named or trusted it (`agents/agent_trust.py`)."""
         settings, prompting = self.settings, self.settings.prompting
-        play = prompting.play(settings.agent, prompted=self._prompted, remote=self._remote)
+        play = prompting.play(settings.agent, prompted=self.prompted[0], remote=self.prompted[1])
         return make_agent(settings.agent, check_agent, play=play, prompt=prompting.prompt, hint=prompting.hint)
 
     def agent_of(self, policy: str) -> Agent:
         """The agent as a policy plays it: a model behind a server is prompted, whatever the agent."""
-        if policy != SERVER or self._prompted is not None:
+        if policy != SERVER or self.prompted[0] is not None:
             return self.agent
         return self.agent.playing(self.settings.prompting.play(self.settings.agent, prompted=True))
 
@@ -270,9 +278,11 @@ class RunContext:
         return with_reranker(BM25Index.from_passages(self.data.passages or ()), search.rerank, search.device)
 
     def close(self) -> None:
-        """Close the index if it was opened; pending requests to a server are dropped."""
-        if (opened := self.__dict__.pop("retriever", None)) is not None:
-            opened.close()
+        """Close the index and the cluster if they were opened; pending requests to a server are dropped."""
+        for name in ("retriever", "cluster"):
+            if (opened := self.__dict__.pop(name, None)) is not None:
+                opened.close()
+        self.cluster = None
 
     def check_index(self) -> None:
         """Raise if the agent searches and there is no index."""
@@ -303,10 +313,8 @@ class RunContext:
     def expect_dev(self, stage: str, questions: int) -> None:
         """Raise if a stage needs dev questions and the data has no dev split."""
         if questions and "dev" not in self.data.questions:
-            raise StepladderError(
-                f"{stage} selects a checkpoint on {questions} dev questions, but the data has no dev split: "
-                "give one (--dev, in a recipe data.dev), or set dev_questions to 0"
-            )
+            needs = f"{stage} selects a checkpoint on {questions} dev questions, but the data has no dev split"
+            raise StepladderError(f"{needs}: give one (--dev, in a recipe data.dev), or set dev_questions to 0")
 
     def split(self, name: str) -> tuple[Question, ...]:
         """The questions of one split. Skipped records are reported once."""

@@ -4,13 +4,11 @@ In: the settings of the stage, a tree search and the name of a step scorer. Out:
 is written when it is finished, and summary numbers.
 """
 
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import StopReason
 from stepladder.data.sampling import sample_questions
-from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.evaluation.evaluator import FULL_WINDOW
 from stepladder.explore.tree_store import Grow, explore, read_trees, throughput_note
@@ -18,6 +16,7 @@ from stepladder.explore.values import monte_carlo
 from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.search_config import TreeStageConfig
+from stepladder.pipeline.spread.player import Scoring, check_cluster, open_driver
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task
 
 #: The file of trees.
@@ -33,6 +32,7 @@ def check_tree_stage(settings: TreeStageConfig, context: RunContext) -> None:
     """
     context.expect_answers(settings.split)
     context.check_server()
+    check_cluster(context)
     if settings.llm is not None:
         settings.llm.check()
     if settings.uses_gold:
@@ -46,25 +46,24 @@ def grow_trees(
     split = context.split(settings.split)
     questions = sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance)
     path = task.folder / FILE
-    with ExitStack() as stack:
-        engine = stack.enter_context(context.engine(task.inputs[POLICY], folder=task.folder))
-        scores = None
-        if scorer is not None:
-            options = {"llm": settings.llm, "folder": task.folder, "derived": settings.derived}
-            made = context.scorer(scorer, task.inputs.get(REWARD), **options)
-            scores = stack.enter_context(closing(made))
-        driver = Driver(
-            engine,
-            context.retriever,
-            scores,
-            in_flight=settings.max_concurrent_trees,
-            generation_cache=_CACHED_GENERATIONS,
-        )
-        note = throughput_note(driver.counts, scores.cost if scores is not None else None)
-        watch = stack.enter_context(Progress(task.name, len(questions), note=note))
-        explored = explore(driver, questions, grow, path, seed=task.seed, watch=watch)
-        judged = scores.summary() if scores is not None else {}
-        paid = paid_by(engine)
+    scoring = None
+    if scorer is not None:
+        options = {"llm": settings.llm, "folder": task.folder, "derived": settings.derived}
+        scoring = Scoring(scorer, task.inputs.get(REWARD), options)
+    driver_of = open_driver(
+        context,
+        task.inputs[POLICY],
+        folder=task.folder,
+        scoring=scoring,
+        in_flight=settings.max_concurrent_trees,
+        generation_cache=_CACHED_GENERATIONS,
+    )
+    with driver_of as driver:
+        note = throughput_note(driver.counts, driver.scorer.cost if driver.scorer is not None else None)
+        with Progress(task.name, len(questions), note=note) as watch:
+            explored = explore(driver, questions, grow, path, seed=task.seed, watch=watch)
+        judged = driver.scorer.summary() if driver.scorer is not None else {}
+        paid = paid_by(driver.engine)
     if explored.failures.total() == len(questions):
         path.unlink()  # nothing to resume from
         raise StepladderError(f"{task.name}: every tree failed: {next(iter(explored.failures))}")

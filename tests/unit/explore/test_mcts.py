@@ -453,7 +453,19 @@ def test_an_exploration_goes_on_where_it_was_cut(tmp_path: Path) -> None:
         list(read_trees(cut))
     again = run(many(6), cut)
     assert (again.made, again.known) == (3, 3)
-    assert {tree.question.id: tree for tree in read_trees(cut)} == {t.question.id: t for t in read_trees(whole)}
+    assert cut.read_bytes() == whole.read_bytes()
+
+
+def test_trees_are_in_the_order_of_their_questions_whenever_they_finished(tmp_path: Path) -> None:
+    path = tmp_path / "trees.jsonl.gz"
+    run(list(reversed(many(4))), path)
+    assert [tree.question.id for tree in read_trees(path)] == ["q3", "q2", "q1", "q0"]
+    before = {tree.question.id: tree for tree in read_trees(path)}
+    assert run(many(5)[1:], path, in_flight=1).made == 1
+    after = list(read_trees(path))
+    assert [tree.question.id for tree in after] == ["q0", "q1", "q2", "q3", "q4"], "of other questions: first"
+    assert all(tree == before.get(tree.question.id, tree) for tree in after)
+    assert not list(tmp_path.glob(".*")), "no temporary file is left"
 
 
 def test_trees_are_read_by_any_tool_that_reads_gzip(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from stepladder.evaluation.evaluator import Evaluation, load_scores
 from stepladder.pipeline.episodes import evaluate_policy, report_gold
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.spread.player import check_cluster
 from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import StageCost, cost_from_summary
 
@@ -97,6 +98,7 @@ def check_eval(settings: EvalConfig, context: RunContext) -> None:
     context.split(settings.split)
     context.check_index()
     context.check_server()
+    check_cluster(context)
 
 
 def cost(stage: FinishedStage) -> StageCost:

@@ -3,13 +3,15 @@
 In: a policy. Out: `trees.jsonl.gz`, one tree per question.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from stepladder.agents import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
 from stepladder.engines.openai.server_config import POLICY_FILES
-from stepladder.explore.mcts import mcts_search
+from stepladder.explore.mcts import MCTSConfig, mcts_search
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
@@ -23,13 +25,14 @@ if TYPE_CHECKING:
 
 def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> StageResult:
     """Grow one tree per question."""
-    rules, agent = settings.search(context.episode()), context.agent_of(task.inputs[POLICY])
-
-    def grow(question: Question, seed: int) -> Algorithm[Tree]:
-        return mcts_search(agent, question, rules, seed)
-
+    grow = partial(mcts_tree, context.agent_of(task.inputs[POLICY]), settings.search(context.episode()))
     scorer = None if settings.evaluate == "rollout" else settings.evaluate
     return grow_trees(context, task, settings, grow, scorer=scorer)
+
+
+def mcts_tree(agent: Agent, rules: MCTSConfig, question: Question, seed: int) -> Algorithm[Tree]:
+    """The tree of one question. A function of its own, so that workers can be sent its arguments."""
+    return mcts_search(agent, question, rules, seed)
 
 
 def dry_run(settings: ExploreConfig, context: RunContext) -> "Estimate":

@@ -36,6 +36,8 @@ from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.spread.player import check_cluster
+from stepladder.pipeline.spread.step_scores import step_scores
 from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
 from stepladder.preferences.pair_checks import read_pairs
@@ -86,16 +88,17 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
     episodes = sampled_episodes(
         context, task, questions, num_generations=settings.num_generations, temperature=settings.temperature
     )
-    steps = graded_steps(episodes, prm.score_logits(episodes), settings.derived)
+    control = control_chains(context.agent, questions, context.retriever, context.episode(), seed=task.seed)
+    with step_scores(context, prm, task.inputs[REWARD]) as score:
+        steps = graded_steps(episodes, score(episodes), settings.derived)
+        # A chain is as good as its worst step.
+        lowest = {name: [min(scores) for scores in score(each)] for name, each in control.items()}
     if len({step.good for step in steps}) < 2:
         raise StepladderError(
             f"{task.name}: of {len(steps):,} steps that the gold judge could grade, all are good or all are faulty. "
             "Take more questions or a higher temperature, or questions with a gold decomposition"
         )
     calibration, predictions = calibration_report(steps)
-    control = control_chains(context.agent, questions, context.retriever, context.episode(), seed=task.seed)
-    # A chain is as good as its worst step.
-    lowest = {name: [min(scores) for scores in prm.score_logits(each)] for name, each in control.items()}
     summary: dict[str, Any] = {
         **gold_agreement(steps),
         "pair_accuracy": _on_pairs(prm, task.inputs[PAIRS]) if settings.held_out_pairs else None,
@@ -146,6 +149,7 @@ def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
         )
     context.check_index()
     context.check_server()
+    check_cluster(context)
     check_gold(context, questions)
 
 

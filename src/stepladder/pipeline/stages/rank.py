@@ -6,12 +6,15 @@ the best action of a state with the worst, for `dpo` and `prm`.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from pydantic import Field, model_validator
 
+from stepladder.agents import Agent
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
 from stepladder.engines.openai.server_config import POLICY_FILES
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import ranked
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.judges.registry import ScorerName, scorers
@@ -54,12 +57,16 @@ class RankConfig(TreeStageConfig):
 def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResult:
     """Run one episode per question with the best action at every step."""
     jointly = settings.llm is not None and settings.llm.mode == "ranking"
-    limits, agent = context.episode(settings.temperature, settings.top_p), context.agent_of(task.inputs[POLICY])
-
-    def grow(question: Question, seed: int) -> Algorithm[Tree]:
-        return ranked(agent, question, limits, seed, n=settings.n, jointly=jointly)
-
+    limits = context.episode(settings.temperature, settings.top_p)
+    grow = partial(ranked_tree, context.agent_of(task.inputs[POLICY]), limits, settings.n, jointly)
     return grow_trees(context, task, settings, grow, scorer=settings.judge)
+
+
+def ranked_tree(
+    agent: Agent, limits: EpisodeConfig, n: int, jointly: bool, question: Question, seed: int
+) -> Algorithm[Tree]:
+    """The tree of one question. A function of its own, so that workers can be sent its arguments."""
+    return ranked(agent, question, limits, seed, n=n, jointly=jointly)
 
 
 def summarize(numbers: Numbers) -> StageSummary:

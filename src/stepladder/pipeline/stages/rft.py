@@ -9,6 +9,7 @@ from functools import partial
 from stepladder.core.errors import StepladderError
 from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.pipeline.resources import SERVER, RunContext
+from stepladder.pipeline.spread.player import check_cluster, open_driver
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
 from stepladder.preferences.pair_stats import format_counts
@@ -26,6 +27,8 @@ def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult
     sampler = None
     if settings.sampled_by == "server":
         sampler = Sampler(partial(context.engine, SERVER, folder=task.folder), context.agent_of(SERVER))
+    elif context.settings.ray is not None:
+        sampler = Sampler(partial(open_driver, context, task.inputs[POLICY]), context.agent)
     training = context.training(task, dev=bool(settings.dev_questions))
     report = train_rft(task.inputs[POLICY], training, settings, scorer, sampler)
     return StageResult(report.numbers, {POLICY: report.policy})
@@ -35,6 +38,7 @@ def check_rft(settings: RFTConfig, context: RunContext) -> None:
     """Requires answers, a dev split if checkpoints are evaluated, and an index if the agent searches."""
     context.expect_answers("train")
     context.expect_dev("rft", settings.dev_questions)
+    check_cluster(context)
     if settings.sampled_by == "server":
         if context.settings.server is None:
             raise StepladderError("sampled_by: server needs the recipe's server: server.model and server.base_url")

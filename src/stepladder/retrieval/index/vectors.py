@@ -2,10 +2,12 @@
 
 In: passages and an encoder. Out: `vectors.npy`, one row per passage, memory-mapped. A checkpoint is written after each
 shard, and the next attempt resumes after it. Shards start at fixed positions and are encoded in the same batches every
-time, so the result does not depend on interruptions.
+time, so the result does not depend on interruptions, nor on who encodes (`encoding_with`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file, reserve_space, sync
 from stepladder.core.memory import format_bytes
+from stepladder.core.trace import Passage
 from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.encoder import Encoder, Vectors
@@ -33,6 +36,22 @@ MIN_COSINE = 0.98
 
 #: One vector per row, as stored on disk.
 StoredVectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+#: Encodes groups of passages elsewhere, as the encoder would: vectors with the positions of their groups, in any order.
+GroupEncoder = Callable[[Encoder, Sequence[Sequence[Passage]]], Iterable[tuple[int, Vectors]]]
+
+_elsewhere: ContextVar[GroupEncoder | None] = ContextVar("elsewhere", default=None)
+#: Shards that are encoded together elsewhere: enough for many workers.
+_SHARDS_ELSEWHERE = 8
+
+
+@contextmanager
+def encoding_with(encode: GroupEncoder) -> Iterator[None]:
+    """Passages are encoded by this function, and not by the encoder in this process."""
+    before = _elsewhere.set(encode)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(before)
 
 
 def encode_passages(
@@ -58,19 +77,36 @@ def encode_passages(
     reserve_space(file)
     vectors = np.load(file, mmap_mode="r+")
     progress("Encoding passages", done, len(passages))
-    for start in range(done, len(passages), SHARD):
-        end = min(start + SHARD, len(passages))
-        for first in range(start, end, _BATCHES * encoder.batch):
-            some = range(first, min(first + _BATCHES * encoder.batch, end))
-            vectors[some.start : some.stop] = encoder.passages([passages[position] for position in some])
-            if some.stop < end:
-                progress("Encoding passages", some.stop, len(passages))
+    span = SHARD if _elsewhere.get() is None else SHARD * _SHARDS_ELSEWHERE
+    for start in range(done, len(passages), span):
+        end, count = min(start + span, len(passages)), start
+        for some, found in _encoded(passages, encoder, range(start, end)):
+            vectors[some.start : some.stop] = found
+            count += len(some)
+            if count < end:
+                progress("Encoding passages", count, len(passages))
         vectors.flush()
         sync(file)
         with atomic_file(checkpoint) as written:
             written.write(str(end))
         progress("Encoding passages", end, len(passages))
     return open_vectors(folder)
+
+
+def _encoded(passages: Passages, encoder: Encoder, span: range) -> Iterator[tuple[range, Vectors]]:
+    """The vectors of some passages, group by group. A group is encoded at once, and never crosses a shard."""
+    size = _BATCHES * encoder.batch
+    groups = [
+        range(first, min(first + size, shard + SHARD, span.stop))
+        for shard in range(span.start, span.stop, SHARD)
+        for first in range(shard, min(shard + SHARD, span.stop), size)
+    ]
+    if (encode := _elsewhere.get()) is not None:
+        for index, found in encode(encoder, [[passages[position] for position in group] for group in groups]):
+            yield groups[index], found
+        return
+    for group in groups:
+        yield group, encoder.passages([passages[position] for position in group])
 
 
 def reuse_vectors(

@@ -26,6 +26,7 @@ from stepladder.core.io.records import write_records
 from stepladder.core.step_scorer import StepScorer, raise_errors
 from stepladder.core.trace import Trajectory
 from stepladder.data.sampling import sample_questions
+from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
 from stepladder.train.loop.context import TrainingContext
@@ -56,9 +57,9 @@ class RFTTrainer(PublicTrainer[RFTConfig, TrainingReport]):
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Another model that samples the transcripts, and the agent as it plays it."""
+    """What samples the transcripts in place of the policy in this process, and the agent as it plays it."""
 
-    open_engine: Callable[[], AbstractContextManager[Engine]]
+    open_engine: Callable[[], AbstractContextManager[Engine | Driver]]
     agent: Agent
 
 

@@ -85,7 +85,7 @@ def expect_some(outcomes: Sequence[Outcome[Any]]) -> Sequence[Outcome[Any]]:
 
 def policy_episodes(
     context: TrainingContext,
-    open_engine: Callable[[], AbstractContextManager[Engine]],
+    open_engine: Callable[[], AbstractContextManager[Engine | Driver]],
     questions: Sequence[Question],
     *,
     num_generations: int,
@@ -98,7 +98,7 @@ def policy_episodes(
     """Episodes of a policy, stored in a folder; failed ones are missing. Of several processes the main one samples, or
     with `spread` all of them.
 
-    `open_engine` is called only if there is something to sample.
+    `open_engine` is called only if there is something to sample; it may open a driver, such as one with workers.
     """
     from stepladder.models.loading import pick_device  # imports torch
     from stepladder.train.launch.processes import Processes
@@ -119,7 +119,7 @@ def policy_episodes(
         play = partial(
             sample_episodes,
             path,
-            Driver(engine, context.retriever),
+            engine if isinstance(engine, Driver) else Driver(engine, context.retriever),
             context.agent,
             questions,
             replace(context.episode, sampling=sampling),

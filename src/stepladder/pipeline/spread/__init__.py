@@ -1,0 +1,1 @@
+"""What the stages of a run spread over the workers of a Ray cluster."""
