@@ -16,7 +16,7 @@ from stepladder.core.trace import ActionKind, Question, Segment, Trajectory
 from stepladder.engines.base import check_engine
 from stepladder.engines.transformers.constrained import unpack_bits
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.engines.vllm import VLLMEngine
+from stepladder.engines.vllm.engine import VLLMEngine
 from stepladder.train.loop.rollout_engine import merged_weights
 from tests.support.vllm_requests import prompt, written
 

@@ -49,6 +49,9 @@ KEYS = {
     "dtype": "dtype",
     "batch_size": "batch_size",
     "memory": "memory",
+    "max_model_len": "vllm.max_model_len",
+    "tensor_parallel_size": "vllm.tensor_parallel_size",
+    "gpu_memory_utilization": "vllm.gpu_memory_utilization",
 }
 
 

@@ -17,6 +17,7 @@ from stepladder.core.trace import Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.transformers.in_process import InProcessEngine
+from stepladder.engines.vllm.settings import VLLMConfig
 from stepladder.evaluation.evaluator import evaluate
 from stepladder.models.loading import DTYPES, load_model, quiet_libraries
 from stepladder.train.loop.base_trainer import DevScore
@@ -99,7 +100,7 @@ def open_policy(
     kind: str,
     *,
     trl_adds_lora: bool = False,
-    vllm_gpu_memory_utilization: float | None = None,
+    vllm: VLLMConfig | None = None,
 ) -> Iterator[PolicySession]:
     """Load a policy for training. `kind` is part of the seed. `trl_adds_lora`: trl's trainer adds the LoRA adapters."""
     compute = prepare_compute(config, context, kind)
@@ -108,7 +109,5 @@ def open_policy(
         policy = load_policy(source, None if trl_adds_lora else config.lora, bf16=bf16, device=compute.device)
         if trl_adds_lora and config.lora is not None:
             check_target_modules(policy.model, config.lora, source)
-        engine, generating = make_rollout_engine(
-            policy, compute, context.max_batch, vllm_gpu_memory_utilization=vllm_gpu_memory_utilization
-        )
+        engine, generating = make_rollout_engine(policy, compute, context.max_batch, vllm=vllm)
         yield PolicySession(policy, engine, generating, compute, context)
