@@ -8,9 +8,9 @@ Log-probs are those of the model at temperature 1 without top-p; of a request wi
 tokens that it allows, since vLLM masks the logits before all else. vLLM's batch shapes vary, so logits differ by
 rounding from run to run.
 
-Seeds cost nothing with vLLM's second model runner, the default of dense models: it draws Gumbel noise from a hash of
-the request's seed and the position, for all rows in one kernel. The first one has a torch generator for each seeded
-row and calls them one by one.
+Seeds are cheap with vLLM's second model runner, the default of dense models: it draws Gumbel noise from a hash of the
+request's seed and the position, for all rows in one kernel. The first one has a torch generator for each seeded row and
+calls them one by one.
 """
 
 import logging

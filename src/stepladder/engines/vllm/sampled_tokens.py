@@ -3,13 +3,13 @@
 In: the running rows. Out: their tokens and log-probs; which of them have ended, and which wrote a stop string and have
 to be aborted.
 
-vLLM's own way costs about as much as the model: for every token of every row, it makes an object of the log-prob with
-the token's text, and matches stop strings on text that it decodes token by token. Here, the log-probs of a step are
-one list, nothing is decoded unless a token can end a stop string (`closing_tokens_of`), and a stop string is matched
-as in the other engines.
+vLLM's own way cost a third of its speed (docs/gpu.md): for every token of every row, it makes an object of the
+log-prob with the token's text, and matches stop strings on text that it decodes token by token. Here, the log-probs of
+a step are one list, nothing is decoded unless a token can end a stop string (`closing_tokens_of`), and a stop string is
+matched as in the other engines.
 
-This needs vLLM's scheduler in this process, and its method `update_from_output`, which has been the same since vLLM
-0.8 and was read in 0.26 and 0.32. Without it `attach` returns None, and vLLM's outputs are used.
+This needs vLLM's scheduler in this process, and its method `update_from_output`, which is the same in vLLM 0.26 and
+0.32. Without it `attach` returns None, and vLLM's outputs are used.
 """
 
 from collections.abc import Callable
