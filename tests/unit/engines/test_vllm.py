@@ -319,9 +319,12 @@ def test_a_model_on_several_gpus_takes_no_weights_of_a_trainer(engine: VLLMEngin
 
 
 def test_the_cache_cannot_be_dropped_while_something_is_written(engine: VLLMEngine) -> None:
-    engine.open_session().add({0: prompt("A")})
+    session = engine.open_session()
+    session.add({0: prompt("A", sampling=Sampling(max_tokens=6)), 1: prompt("B", sampling=Sampling(max_tokens=1))})
+    assert list(session.step()) == [1]
     with pytest.raises(BackendDown, match="still has running requests"):
         engine.reset_prefix_cache()
+    assert list(session.step()) == [0]
 
 
 def test_adapters_are_changed_without_a_restart(tmp_path: Path, folder: Path, acting: None) -> None:

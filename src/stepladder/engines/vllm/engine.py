@@ -271,9 +271,10 @@ class VLLMEngine(InProcessEngine):
             raise BackendDown("vLLM still has running requests: its prefix cache can only be reset between requests")
 
     def _finish_steps(self) -> None:
-        """Take in the steps that vLLM has begun ahead of time for rows that were aborted since."""
-        core = getattr(getattr(self.llm.llm_engine, "engine_core", None), "engine_core", None)
-        while getattr(core, "batch_queue", None):
+        """Take in the step that vLLM has begun ahead of time for rows that were aborted since."""
+        if self.sampled_tokens is None or self.sampled_tokens.running:
+            return
+        while getattr(self.llm.llm_engine.engine_core.engine_core, "batch_queue", None):
             self.llm.llm_engine.step()
 
     def close(self) -> None:
