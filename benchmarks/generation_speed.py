@@ -1,238 +1,274 @@
-"""How fast a real model writes many transcripts at once: our engines against plain `generate`, in the same run.
+"""How fast each engine writes many transcripts at once: one table, from one run on one machine.
 
-    python benchmarks/generation_speed.py --model smollm2-135m --model random-1.5b --transcripts 1024
+    python benchmarks/generation_speed.py                                  # on a GPU: four sizes, 64 and 1,024
+    python benchmarks/generation_speed.py --model nano --transcripts 32    # on a CPU
+    python benchmarks/generation_speed.py --keep                           # publishes what was measured
 
-`random-135m` and `random-1.5b` have the shapes of SmolLM2-135M and Qwen2.5-1.5B, and weights drawn at random; a folder
-with the model itself does as well.
+`generation_work.py` has the transcripts and the ways to write them:
 
-A transcript is a prompt, then twice a step that searches, the passages it reads, and a step that says what they tell:
-four times some tokens are written and twice some hundred read. All ways get the same contexts and write the same number
-of tokens, sampled at temperature 1:
+- generate: plain `generate` of transformers;
+- transformers: our driver and our engine on transformers, which is paged on a GPU;
+- vllm: our driver and our engine on vLLM, with seeds, log-probs and stop strings;
+- vllm-alone: vLLM without Stepladder, and without seeds, log-probs and stop strings.
 
-- generate: transformers as it is; every step reads the whole transcript again, in one left-padded batch that goes on
-  until its longest row has ended (tokens beyond a row's own limit are computed, but not counted);
-- transformers: our driver and our engine on transformers; a transcript goes on as soon as its step is written;
-- vllm: the same with our engine on vLLM, where that is installed and the model is a folder; with a seed for every row,
-  and without.
+Every number is kept in `--out` as soon as it is known. The same command measures what is missing there; `--minutes`
+stops in time to be called again. Each model runs twice in a process of its own, once on transformers and once on vLLM.
+All four models take less than 12 minutes on one H200.
 
-What is read are random tokens: speed does not depend on what they mean, nor on what weights are. Without a GPU the
-sizes are small.
+`--keep` writes benchmarks/results/generation-speed.json, for docs/results.md, and the table that `engine: auto` reads.
+`random-135m` to `random-3b` have the shapes of SmolLM2-135M and Qwen2.5, and weights drawn at random; give vLLM a real
+tokenizer for them with `--tokenizer`, since it decodes the tokens it writes. A folder with a model does as well.
 """
 
 import argparse
-import gc
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
 
-from stepladder.core.requests import Algorithm, Generate, Sampling
-from stepladder.core.trace import Author, Segment
-from stepladder.driver import Driver
-from stepladder.engines.base import Engine
+from build_results import RESULTS, column
+from generation_work import (
+    RANDOM,
+    Way,
+    by_engine,
+    by_generate,
+    by_vllm,
+    plain_model,
+    rate,
+    transcripts,
+    vllm_engine,
+    vocabulary_of,
+)
+from stepladder.core.io.files import atomic_file
+from stepladder.engines import auto
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.engines.transformers.in_process import InProcessEngine
-from stepladder.models.loading import load_model
-from stepladder.models.tiny import tiny_tokenizer
 
-PROMPT, READ, WRITTEN = 60, (300, 461), (16, 65)
-#: Tokens to read before each step that writes: nothing, passages, nothing, passages.
-TURNS = (False, True, False, True)
-NEVER = ("</never written>",)
-#: Models that need no download, and their shapes.
-RANDOM: dict[str, dict[str, Any]] = {
-    "random-135m": {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49_152,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-    "random-1.5b": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": True,
-    },
+#: The ways of each backend. A process has one backend: vLLM does not give its memory back.
+BACKENDS = {"transformers": ("generate", "transformers"), "vllm": ("vllm", "vllm-alone")}
+WAYS = {
+    "generate": "plain `generate`",
+    "transformers": "Stepladder, own engine",
+    "vllm": "Stepladder on vLLM",
+    "vllm-alone": "vLLM alone",
 }
+#: Transcripts before the first measurement of a way, which compile kernels.
+WARM_UP = 64
+#: Where `engine: auto` reads what was measured.
+TABLE = Path(auto.__file__).with_name("generation_speed.json")
+
+#: Everything that was measured; a cell is named by model, way and transcripts.
+State = dict[str, Any]
 
 
-@dataclass
-class Transcript:
-    """What is read before each step that writes, and how many tokens that writes."""
-
-    reads: list[list[int]]
-    limits: list[int]
+def name_of(model: str, way: str, count: int) -> str:
+    return f"{model} {way} {count}"
 
 
-#: Writes all transcripts.
-Way = Callable[[list[Transcript]], None]
+def read(file: Path) -> State:
+    return json.loads(file.read_text()) if file.is_file() else {"cells": {}, "parameters": {}, "seconds": 0.0}
 
 
-def transcripts(vocabulary: int, count: int) -> list[Transcript]:
-    rng = np.random.default_rng(0)
+def keep(file: Path, state: State) -> None:
+    with atomic_file(file) as out:
+        out.write(json.dumps(state, indent=1))
 
-    def read(turn: int) -> list[int]:
-        size = PROMPT if turn == 0 else int(rng.integers(*READ)) if TURNS[turn] else 0
-        return [int(token) for token in rng.integers(5, vocabulary, size)]
 
+# --- measuring, in a process of its own
+
+
+def measure(chosen: argparse.Namespace, model: str, backend: str) -> None:
+    """Measure what is missing of one model on one backend."""
+    state = read(chosen.out)
+    missing = [
+        (way, count)
+        for way in BACKENDS[backend]
+        for count in sorted(chosen.transcripts)
+        if way in chosen.ways and name_of(model, way, count) not in state["cells"]
+    ]
+    if not missing:
+        return
+    makers, vocabulary, state["parameters"][model] = open_model(chosen, model, backend)
+    ways: dict[str, Way] = {}
+    for way, count in missing:
+        if way not in ways:
+            ways[way] = makers[way]()
+            rate(ways[way], transcripts(vocabulary, min(WARM_UP, count)))
+        found = rate(ways[way], transcripts(vocabulary, count), 1 if way == "generate" else chosen.rounds)
+        state["cells"][name_of(model, way, count)] = round(found)
+        keep(chosen.out, state)
+        print(f"{model:16}{WAYS[way]:26}{count:>8,}{found:>12,.0f} tokens/s", flush=True)
+
+
+def open_model(chosen: argparse.Namespace, model: str, backend: str) -> tuple[dict[str, Callable[[], Way]], int, int]:
+    """What makes the ways to write with a model, in this order; its vocabulary and number of parameters."""
+    largest = max(chosen.transcripts)
+    if backend == "vllm":
+        folder = chosen.out.absolute().with_name(f"{Path(model).name}-config")
+        served = vllm_engine(model, largest, folder, chosen.tokenizer)
+        weights = served.llm.llm_engine.model_executor.driver_worker.model_runner.model.parameters()
+        size = sum(each.numel() for each in weights)
+        return (
+            {
+                "vllm": lambda: by_engine(served),
+                "vllm-alone": lambda: by_vllm(served.llm),
+            },
+            vocabulary_of(served),
+            size,
+        )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    plain, words = plain_model(model, device)
+    size = sum(weights.numel() for weights in plain.parameters())
+
+    def paged() -> Way:
+        if device == "cuda":
+            fuse_norms(plain)  # as the engine does with a model that it loads itself
+        return by_engine(TransformersEngine(plain, words, max_batch=largest))
+
+    vocabulary = int(plain.config.get_text_config().vocab_size)
+    return {"generate": lambda: by_generate(plain), "transformers": paged}, vocabulary, size
+
+
+# --- the run
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Measure what is missing, each backend of each model in a process, as long as there is time."""
+    began = time.monotonic()
+    backends = [name for name, ways in BACKENDS.items() if chosen.ways & set(ways)]
+    if "vllm" in backends and (find_spec("vllm") is None or not torch.cuda.is_available()):
+        backends.remove("vllm")
+        print("vLLM is not installed, or there is no GPU: it is left out")
+    for model in chosen.model:
+        for backend in backends:
+            cells = read(chosen.out)["cells"]
+            ways = chosen.ways & set(BACKENDS[backend])
+            if all(name_of(model, way, count) in cells for way in ways for count in chosen.transcripts):
+                continue
+            if (time.monotonic() - began) / 60 > chosen.minutes:
+                print(f"{chosen.minutes:g} minutes are over: call it again for the rest")
+                return
+            started = time.monotonic()
+            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--part", model, backend], check=True)
+            state = read(chosen.out)
+            state["seconds"] += time.monotonic() - started
+            keep(chosen.out, state)
+    print()
+    show(read(chosen.out))
+
+
+def rows_of(state: State) -> list[dict[str, Any]]:
+    """A row for each model and number of transcripts, with a cell for each way; None: not measured."""
+    places = list(dict.fromkeys((name.split()[0], int(name.split()[2])) for name in state["cells"]))
+    places.sort(key=lambda place: (state["parameters"][place[0]], place[1]))
     return [
-        Transcript([read(turn) for turn in range(len(TURNS))], rng.integers(*WRITTEN, len(TURNS)).tolist())
-        for _ in range(count)
+        {
+            "model": model,
+            "parameters": state["parameters"][model],
+            "transcripts": count,
+            **{way: state["cells"].get(name_of(model, way, count)) for way in WAYS},
+        }
+        for model, count in places
     ]
 
 
-def by_engine(engine: InProcessEngine) -> Way:
-    engine.end_tokens = frozenset()  # every row runs to its limit
-
-    def job(work: Transcript, number: int) -> Algorithm[None]:
-        context: tuple[Segment, ...] = ()
-        for read, limit in zip(work.reads, work.limits):
-            if read:
-                context = (*context, Segment(Author.ENVIRONMENT, "?", tuple(read), (), engine.encoding.vocabulary))
-            sampling = Sampling(temperature=1.0, max_tokens=limit)
-            reply = yield Generate(context, stop=NEVER, sampling=sampling, seed=number)
-            assert len(reply.written.tokens) == limit
-            context = (*reply.context, reply.written)
-
-    def write(work: list[Transcript]) -> None:
-        engine.on_idle()  # nothing is known from the round before
-        driver = Driver(engine, in_flight=len(work))
-        outcomes = driver.run([partial(job, each, number) for number, each in enumerate(work)])
-        failed = [outcome.failure for outcome in outcomes if outcome.failure is not None]
-        assert not failed, failed[0]
-
-    return write
+def show(state: State) -> None:
+    print(f"{'model':16}{'transcripts':>12}" + "".join(f"{label:>24}" for label in WAYS.values()) + f"{'share':>8}")
+    for row in rows_of(state):
+        cells = "".join(f"{'-' if row[way] is None else format(row[way], ','):>24}" for way in WAYS)
+        share = f"{row['vllm'] / row['vllm-alone']:.0%}" if row["vllm"] and row["vllm-alone"] else "-"
+        print(f"{row['model']:16}{row['transcripts']:>12,}{cells}{share:>8}")
 
 
-def by_generate(model: Any, batch: int) -> Way:
-    @torch.inference_mode()
-    def step(contexts: list[list[int]], limits: list[int]) -> list[list[int]]:
-        width, longest = max(map(len, contexts)), max(limits)
-        ids = torch.tensor([[0] * (width - len(row)) + row for row in contexts], device=model.device)
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in contexts], device=model.device)
-        out = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            max_new_tokens=longest,
-            min_new_tokens=longest,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            pad_token_id=0,
-        )[:, width:].tolist()
-        return [tokens[:limit] for tokens, limit in zip(out, limits)]
-
-    def write(work: list[Transcript]) -> None:
-        for start in range(0, len(work), batch):
-            some = work[start : start + batch]
-            contexts: list[list[int]] = [[] for _ in some]
-            for turn in range(len(TURNS)):
-                contexts = [context + each.reads[turn] for context, each in zip(contexts, some)]
-                written = step(contexts, [each.limits[turn] for each in some])
-                contexts = [context + tokens for context, tokens in zip(contexts, written)]
-
-    return write
+# --- publishing
 
 
-def measure(label: str, way: Way, vocabulary: int, count: int, rounds: int, base: float | None) -> float:
-    """The median rate after one round that does not count, unless there is but one."""
-    work = transcripts(vocabulary, count)
-    tokens = sum(sum(each.limits) for each in work)
-    length = (tokens + sum(len(read) for each in work for read in each.reads)) // count
-    rates = []
-    for _ in range(rounds):
-        _sync()
-        began = time.perf_counter()
-        way(work)
-        _sync()
-        rates.append(tokens / (time.perf_counter() - began))
-    rate = float(np.median(rates[1:] or rates))
-    times = f"{rate / base:10.1f}" if base else f"{1.0:10.1f}"
-    print(f"{label:34}{tokens:>10,}{length:>10,}{rate:>14,.0f}{times}", flush=True)
-    return rate
+def publish(state: State) -> None:
+    """Write the table of docs/results.md, and the one that `engine: auto` reads."""
+    if not torch.cuda.is_available():
+        raise SystemExit("publish on the machine with the GPU: its name and versions are part of the table")
+    hardware, date = f"one {torch.cuda.get_device_name()}", datetime.now(UTC).date().isoformat()
+    rows = rows_of(state)
+    columns = [
+        column("model", "model", "text"),
+        column("transcripts", "transcripts", "number", ",.0f"),
+        *(column(label, way, "number", ",.0f") for way, label in WAYS.items()),
+        column("of vLLM alone", "share", "number", ".0%"),
+    ]
+    both = [row for row in rows if row["vllm"] and row["vllm-alone"]]
+    shares = {id(row): row["vllm"] / row["vllm-alone"] for row in both}
+    cells = [
+        {name: row[name] for name in ("model", "transcripts", *WAYS)} | {"share": shares.get(id(row))} for row in rows
+    ]
+    table = {
+        "id": "generation-speed",
+        "title": "Tokens written per second, by engine",
+        "source": None,
+        "provenance": {
+            "command": "python benchmarks/generation_speed.py",
+            "recipe": ["none"],
+            "seeds": [0],
+            "data": "random tokens: transcripts of four steps, about 980 tokens each, 160 of them written",
+            "split": "none",
+            "questions": max(row["transcripts"] for row in rows),
+            "hardware": hardware,
+            "date": date,
+            "commit": None,
+            "recipe_sha256": None,
+            "versions": {name: found for name in ("torch", "transformers", "vllm") if (found := _version(name))},
+            "log": {"seconds": round(state["seconds"], 1), "tokens": None, "about": "all models, with loading"},
+        },
+        "columns": columns,
+        "rows": [{"cells": each} for each in cells],
+    }
+    with atomic_file(RESULTS / "generation-speed.json") as out:
+        out.write(json.dumps(table, indent=2) + "\n")
+    names = ("parameters", "transcripts", "transformers", "vllm")
+    about = "tokens written per second; written by benchmarks/generation_speed.py --keep"
+    short = {"about": about, "hardware": hardware, "date": date}
+    with atomic_file(TABLE) as out:
+        out.write(json.dumps(short | {"rows": [{name: row[name] for name in names} for row in rows]}, indent=2) + "\n")
+    print("written; now: python benchmarks/build_results.py")
 
 
-def _sync() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _let_go(engine: Engine | None) -> None:
-    if engine is not None:
-        engine.close()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def plain_model(model: str, device: str) -> tuple[Any, Any]:
-    """The model as transformers has it, and its tokenizer."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    if model not in RANDOM:
-        loaded, words = load_model(model, None, dtype)
-        return loaded.to(device).eval(), words
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(Qwen2Config(**RANDOM[model]), dtype=dtype).eval(), tiny_tokenizer()
-
-
-def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    base: float | None = None
-    if ways & {"generate", "transformers"}:
-        plain, words = plain_model(model, device)
-        vocabulary = plain.config.get_text_config().vocab_size
-        size = sum(weights.numel() for weights in plain.parameters())
-        print(f"\n{model}: {size / 1e6:,.0f}M parameters, {plain.dtype}, {device}, {count:,} transcripts at once")
-        print(f"{'way':34}{'written':>10}{'length':>10}{'tokens/s':>14}{'times':>10}")
-        if "generate" in ways:
-            base = measure(f"generate, batches of {batch}", by_generate(plain, batch), vocabulary, count, 1, None)
-        engine = None
-        if "transformers" in ways:
-            if device == "cuda":
-                fuse_norms(plain)  # as the engine does with a model that it loads itself
-            engine = TransformersEngine(plain, words, max_batch=count)
-            measure("stepladder on transformers", by_engine(engine), vocabulary, count, rounds, base)
-        _let_go(engine)
-        del engine, plain
-        _let_go(None)
-    if "vllm" in ways and model not in RANDOM and device == "cuda" and find_spec("vllm") is not None:
-        from stepladder.engines.vllm import VLLMEngine
-
-        served = VLLMEngine(model, max_batch=count)
-        vocabulary = min(served.llm.llm_engine.model_config.get_vocab_size(), len(served.tokenizer))
-        measure("stepladder on vLLM", by_engine(served), vocabulary, count, rounds, base)
-        served.seeded = False
-        measure("stepladder on vLLM, no seeds", by_engine(served), vocabulary, count, rounds, base)
-        _let_go(served)
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def main() -> None:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help="may be given several times; nano without one on a CPU")
-    parser.add_argument("--transcripts", type=int, default=1024 if gpu else 32)
-    parser.add_argument("--batch", type=int, help="of generate; all transcripts by default")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ways", default="generate,transformers,vllm")
+    parser.add_argument("--model", action="append", help="may be given several times")
+    parser.add_argument("--transcripts", type=int, action="append", help="may be given several times")
+    parser.add_argument("--ways", type=lambda text: set(text.split(",")), default=set(WAYS), help=", ".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=1, help="of each cell, but of plain generate; the median counts")
+    parser.add_argument("--tokenizer", help="a folder or hub name, for random models in vLLM")
+    parser.add_argument("--out", type=Path, default=Path("generation-speed.cells.json"))
+    parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing new after that")
+    parser.add_argument("--keep", action="store_true", help="publish what was measured")
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    for model in chosen.model or ["smollm2-135m" if gpu else "nano"]:
-        run(model, chosen.transcripts, chosen.batch or chosen.transcripts, chosen.rounds, set(chosen.ways.split(",")))
+    chosen.model = chosen.model or (list(RANDOM) if gpu else ["nano"])
+    chosen.transcripts = chosen.transcripts or ([64, 1024] if gpu else [32])
+    if unknown := chosen.ways - set(WAYS):
+        parser.error(f"unknown ways {', '.join(sorted(unknown))}; known: {', '.join(WAYS)}")
+    if chosen.part:
+        measure(chosen, *chosen.part)
+    elif chosen.keep:
+        publish(read(chosen.out))
+    else:
+        run(chosen)
 
 
 if __name__ == "__main__":

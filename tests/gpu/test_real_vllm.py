@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from stepladder.agents import make_agent
 from stepladder.core.grammars.grammar import Constraint
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import ActionKind, Question, Segment, Trajectory
-from stepladder.engines.base import check_engine
+from stepladder.engines.base import check_engine, cut_at_stop
 from stepladder.engines.transformers.constrained import unpack_bits
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.engines.vllm import VLLMEngine
+from stepladder.engines.vllm.engine import VLLMEngine
 from stepladder.train.loop.rollout_engine import merged_weights
 from tests.support.vllm_requests import prompt, written
 
@@ -29,7 +30,12 @@ pytestmark = pytest.mark.skipif(
 def real() -> Iterator[tuple[VLLMEngine, TransformersEngine]]:
     model = os.environ.get("STEPLADDER_TEST_MODEL") or "smollm2-135m"
     ours = VLLMEngine(
-        model, gpu_memory_utilization=0.3, max_batch=64, max_lora_rank=8, options={"kv_cache_memory_bytes": 2 << 30}
+        model,
+        gpu_memory_utilization=0.3,
+        max_model_len=2048,
+        max_batch=64,
+        max_lora_rank=8,
+        options={"kv_cache_memory_bytes": 256 << 20},  # about 10,000 tokens: not enough for 64 long rows
     )
     yield ours, TransformersEngine(model)
     ours.close()
@@ -56,6 +62,83 @@ def test_greedy_text_parts_from_transformers_only_at_close_calls(real: tuple[VLL
                 break
     assert sum(gaps) / len(gaps) < 0.06
     assert apart < len(pairs)
+
+
+def test_stop_strings_end_rows_where_the_other_engine_would(real: tuple[VLLMEngine, TransformersEngine]) -> None:
+    """vLLM decodes nothing: a row is aborted after the token that completes a stop string."""
+    ours, theirs = real
+    assert ours.sampled_tokens is not None, "vLLM's scheduler has moved: engines/vllm/sampled_tokens.py"
+    texts = [f"Name {count} towns and a river that flows through them." for count in range(2, 34)]
+    plain = [prompt(text, sampling=Sampling(1.0, max_tokens=48), seed=number) for number, text in enumerate(texts)]
+    stopped = 0
+    for request, whole in zip(plain, written(ours, *plain)):
+        stop = whole.text[20:23]
+        if not stop.strip() or "\ufffd" in stop:
+            continue
+        (reply,) = written(ours, replace(request, stop=("</never>", stop)))
+        expected, _ = cut_at_stop(whole.text, [stop])
+        if whole.written.tokens[: len(reply.written.tokens)] != reply.written.tokens:
+            continue  # alone in its batch it was rounded differently, and took another way
+        stopped += 1
+        assert (reply.text, reply.finish) == (expected, Finish.STOP)
+        assert theirs.decode(reply.written.tokens[:-1], after=reply.context[0].tokens).count(stop) == 0
+        assert len(reply.written.logprobs) == len(reply.written.tokens)
+    assert stopped > 10
+    ours.reset_prefix_cache()  # nothing is left of the aborted rows
+
+
+def test_a_row_depends_on_its_seed_and_not_on_the_batch(real: tuple[VLLMEngine, TransformersEngine]) -> None:
+    ours, _ = real
+    requests = [
+        prompt("Name a town.", sampling=Sampling(1.0, max_tokens=24), seed=seed, stop=("</never>",))
+        for seed in range(24)
+    ]
+    together = written(ours, *requests)
+    assert len({reply.text for reply in together}) > 12
+    alone = [written(ours, request)[0] for request in requests[:8]]
+    reversed_ = written(ours, *requests[::-1])[::-1]
+    for some in (alone, reversed_):
+        same = sum(a.written.tokens == b.written.tokens for a, b in zip(together, some))
+        assert same >= 0.75 * len(some), "rounding may change a few rows, a seed of the batch would change all"
+
+
+def test_log_probs_are_those_of_vllms_own_outputs(real: tuple[VLLMEngine, TransformersEngine]) -> None:
+    """With the scheduler read, and as vLLM reports them."""
+    ours, _ = real
+    requests = [prompt(f"Count to {count}.", sampling=Sampling(max_tokens=32), stop=("!",)) for count in range(2, 18)]
+    read = written(ours, *requests)
+    tokens, ours.sampled_tokens = ours.sampled_tokens, None
+    try:
+        reported = written(ours, *requests)
+    finally:
+        ours.sampled_tokens = tokens
+    same = [(a, b) for a, b in zip(read, reported) if a.written.tokens == b.written.tokens]
+    assert len(same) >= 12
+    for a, b in same:
+        assert (a.text, a.finish) == (b.text, b.finish)
+        assert a.written.logprobs == pytest.approx(b.written.logprobs, abs=0.1)
+
+
+def test_rows_that_do_not_fit_the_cache_together_are_complete(real: tuple[VLLMEngine, TransformersEngine]) -> None:
+    """vLLM interrupts rows and computes them again; their tokens and log-probs stay in step."""
+    ours, theirs = real
+    long = "Name every town that you know. " * 20
+    requests = [
+        prompt(f"{number}. {long}", sampling=Sampling(1.0, max_tokens=256), seed=number) for number in range(128)
+    ]
+    replies = written(ours, *requests)
+    for reply in replies:
+        assert len(reply.written.tokens) == len(reply.written.logprobs)
+        assert reply.finish in (Finish.END, Finish.LENGTH)
+    gaps: list[float] = []
+    for reply in replies[::8]:
+        context = [token for each in reply.context for token in each.tokens]
+        ids = torch.tensor([[*context, *reply.written.tokens]], device=theirs.device)
+        with torch.no_grad():
+            logps_TV = theirs.model(input_ids=ids).logits[0, len(context) - 1 : -1].float().log_softmax(-1)
+        expected = logps_TV.gather(1, ids[0, len(context) :, None])[:, 0].tolist()
+        gaps += [abs(p - q) for p, q in zip(reply.written.logprobs, expected)]
+    assert sum(gaps) / len(gaps) < 0.06
 
 
 def test_vllm_keeps_a_grammar_and_reports_log_probs_over_the_allowed_tokens(

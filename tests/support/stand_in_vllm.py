@@ -1,10 +1,13 @@
 """What our engine uses of vLLM, acted out on a CPU: requests that are stepped together, one token each.
 
 It holds what vLLM documents (ids in, ids out, stop strings, log-probs of the chosen token, seeds, adapters by request,
-weights by name), and nothing of how vLLM does it. The tests of the engine run on it everywhere, and on vLLM itself
-where that is installed.
+weights by name), and of how vLLM does it only what our engine relies on: a scheduler that takes in the sampled tokens
+of each step (`update_from_output`), request ids of its own, and a step that is begun ahead of time, whose tokens for
+aborted requests are dropped. The tests of the engine run on it everywhere, and on vLLM itself where that is installed.
 """
 
+from collections import deque
+from collections.abc import Iterable
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +36,9 @@ sampling_params = SimpleNamespace(RequestOutputKind=RequestOutputKind, Structure
 
 class SamplingParams(SimpleNamespace):
     structured_outputs: StructuredOutputsParams | None = None
+    detokenize = True
+    stop: list[str] | None = None
+    skip_special_tokens = True
 
 
 class LoRARequest(SimpleNamespace):
@@ -59,13 +65,63 @@ class _WithLoRA(torch.nn.Module):
         return self.base_layer(values)
 
 
+class _Scheduler:
+    """Takes in the tokens of a step; ends requests at their limit and at stop tokens."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, dict[str, Any]] = {}
+        #: Ends every request for this reason, without a token.
+        self.gives_up: str | None = None
+
+    def update_from_output(self, scheduled: list[str], model_output: Any) -> dict[int, Any]:
+        outputs = []
+        for name in scheduled:
+            state = self.requests.get(name)
+            if state is None:  # aborted while the step was under way
+                continue
+            if self.gives_up is not None:
+                del self.requests[name]
+                failed = SimpleNamespace(
+                    request_id=name, new_token_ids=[], new_logprobs=None, finish_reason=self.gives_up
+                )
+                outputs.append(failed)
+                continue
+            place = model_output.req_id_to_index[name]
+            (token,) = model_output.sampled_token_ids[place]
+            logprobs = model_output.logprobs and model_output.logprobs.slice_request(place)
+            state["written"].append(token)
+            params, reason = state["params"], None
+            if token in params.stop_token_ids:
+                reason = "stop"
+            elif len(state["written"]) >= params.max_tokens:
+                reason = "length"
+            if reason is not None:
+                del self.requests[name]
+            output = SimpleNamespace(
+                request_id=name, new_token_ids=[token], new_logprobs=logprobs, finish_reason=reason
+            )
+            outputs.append(output)
+        return {0: SimpleNamespace(outputs=outputs)}
+
+
+class _Logprobs(SimpleNamespace):
+    """One row per request, the sampled token's in the first column."""
+
+    def slice_request(self, place: int) -> Any:
+        return self.logprobs[place]
+
+
 class _Engine:
+    """vLLM's engine: what is stepped, and what turns tokens into outputs."""
+
     def __init__(self, model: str, arguments: dict[str, Any]) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.limit = arguments["max_model_len"]
-        self.requests: dict[str, dict[str, Any]] = {}
-        self.resets = 0
+        #: What is known of requests outside of the scheduler.
+        self.states: dict[str, dict[str, Any]] = {}
+        self.resets = self.num_requests = 0
+        self.aborted: list[str] = []
         if arguments.get("enable_lora"):
             for name, layer in list(self.model.named_modules()):
                 if isinstance(layer, torch.nn.Linear):
@@ -74,25 +130,47 @@ class _Engine:
         self.model.load_weights = self._load_weights
         runner = SimpleNamespace(model=self.model)
         self.model_executor = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
+        self.scheduler = _Scheduler()
+        core = SimpleNamespace(scheduler=self.scheduler, batch_queue=deque[Any]())
+        self.engine_core = SimpleNamespace(engine_core=core)
 
-    def _load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+    @property
+    def requests(self) -> dict[str, dict[str, Any]]:
+        """The requests that have not ended."""
+        return self.scheduler.requests
+
+    def _load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         own = dict(self.model.named_parameters())
         for name, value in weights:
             own[name].data.copy_(value)
 
-    def add_request(self, name: str, prompt: dict[str, Any], params: Any, lora_request: Any = None) -> None:
+    def add_request(self, name: str, prompt: dict[str, Any], params: Any, lora_request: Any = None) -> str:
         assert len(prompt["prompt_token_ids"]) + params.max_tokens <= self.limit
+        assert params.detokenize or not params.stop, "stop strings are only supported when detokenize is True"
         generator = None if params.seed is None else torch.Generator().manual_seed(params.seed)
-        state = {
+        regex = params.structured_outputs and params.structured_outputs.regex
+        if regex and "(?=" in regex:
+            raise ValueError("lookaheads are not supported")
+        self.num_requests += 1
+        own = f"{name}-{self.num_requests:08x}"
+        self.requests[own] = self.states[own] = {
+            "name": name,
             "ids": list(prompt["prompt_token_ids"]),
             "params": params,
             "generator": generator,
             "lora": lora_request,
+            "written": [],
+            "sampled": [],
+            "logprobs": [],
+            "constraint": regex and self._start(regex),
         }
-        regex = params.structured_outputs and params.structured_outputs.regex
-        if regex and "(?=" in regex:
-            raise ValueError("lookaheads are not supported")
-        self.requests[name] = state | {"written": [], "logprobs": [], "constraint": regex and self._start(regex)}
+        return own
+
+    def abort_request(self, names: list[str], internal: bool = False) -> None:
+        assert internal, "these are the ids that add_request returned"
+        for name in names:
+            self.aborted.append(name)
+            del self.requests[name], self.states[name]
 
     def _start(self, regex: str) -> Any:
         ends = frozenset({self.tokenizer.eos_token_id})
@@ -100,36 +178,75 @@ class _Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Any]:
+        """Begin the next step, then take in the one before: rows are one token ahead of what is known of them."""
+        queue = self.engine_core.engine_core.batch_queue
+        scheduled = [
+            name for name, state in self.requests.items() if len(state["sampled"]) < state["params"].max_tokens
+        ]
+        if scheduled:
+            queue.append((scheduled, self._sample(scheduled)))
+            if len(queue) < 2 and any(
+                len(state["sampled"]) < state["params"].max_tokens for state in self.requests.values()
+            ):
+                return []
+        return self._outputs(*queue.popleft()) if queue else []
+
+    @torch.inference_mode()
+    def step_at_once(self) -> list[Any]:
+        """A step whose tokens are taken in at once."""
+        scheduled = list(self.requests)
+        return self._outputs(scheduled, self._sample(scheduled)) if scheduled else []
+
+    def _sample(self, names: list[str]) -> Any:
+        sampled = [self._token(self.requests[name]) for name in names]
+        asked = any(self.requests[name]["params"].logprobs is not None for name in names)
+        values = _Logprobs(logprobs=np.array([[value] for _, value in sampled]), cu_num_generated_tokens=None)
+        return SimpleNamespace(
+            req_id_to_index={name: place for place, name in enumerate(names)},
+            sampled_token_ids=[[token] for token, _ in sampled],
+            logprobs=values if asked else None,
+        )
+
+    def _outputs(self, scheduled: list[str], model_output: Any) -> list[Any]:
+        """vLLM's output processor: text, stop strings and objects for log-probs."""
         ended = []
-        for name, state in list(self.requests.items()):
-            reason = self._token(state)
-            if reason is None:
-                continue
-            del self.requests[name]
-            output = SimpleNamespace(token_ids=state["written"], logprobs=state["logprobs"], finish_reason=reason)
-            ended.append(SimpleNamespace(request_id=name, finished=True, outputs=[output]))
+        for output in self.scheduler.update_from_output(scheduled, model_output)[0].outputs:
+            name, reason = output.request_id, output.finish_reason
+            state = self.states[name]
+            params, tokens = state["params"], state["written"]
+            if output.new_logprobs is not None:
+                state["logprobs"].append({tokens[-1]: SimpleNamespace(logprob=float(output.new_logprobs[0]))})
+            if params.detokenize and params.stop:
+                text = self.tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
+                if any(stop in text for stop in params.stop):
+                    reason = "stop"
+                    self.requests.pop(name, None)
+            if reason is not None:
+                del self.states[name]
+                written = SimpleNamespace(token_ids=tokens, logprobs=state["logprobs"], finish_reason=reason)
+                ended.append(SimpleNamespace(request_id=state["name"], finished=True, outputs=[written]))
         return ended
 
-    def _token(self, state: dict[str, Any]) -> str | None:
-        params, written = state["params"], state["written"]
-        logits = self.model(torch.tensor([state["ids"] + written])).logits[0, -1].float()
+    def _token(self, state: dict[str, Any]) -> tuple[int, float]:
+        params = state["params"]
+        logits = self.model(torch.tensor([state["ids"] + state["sampled"]])).logits[0, -1].float()
         if state["constraint"]:
             bits = np.frombuffer(state["constraint"].compute_bitmask(), dtype=np.uint8)
             logits = logits.masked_fill(~unpack_bits([bits], len(logits), logits.device)[0], -torch.inf)
-        logprobs = logits.log_softmax(-1)
+        token, logprob = self._sample_token(logits, params, state["generator"])
+        state["sampled"].append(token)
+        if state["constraint"]:
+            state["constraint"].consume_token(token)
+        return token, logprob
+
+    @staticmethod
+    def _sample_token(logits: torch.Tensor, params: Any, generator: Any) -> tuple[int, float]:
         if params.temperature == 0:
             token = int(logits.argmax())
         else:
             assert params.top_p == 1.0
-            token = int(torch.multinomial((logits / params.temperature).softmax(-1), 1, generator=state["generator"]))
-        written.append(token)
-        if state["constraint"]:
-            state["constraint"].consume_token(token)
-        state["logprobs"].append({token: SimpleNamespace(logprob=float(logprobs[token]))})
-        text = self.tokenizer.decode(written, skip_special_tokens=params.skip_special_tokens)
-        if token in params.stop_token_ids or any(stop in text for stop in params.stop or ()):
-            return "stop"
-        return "length" if len(written) >= params.max_tokens else None
+            token = int(torch.multinomial((logits / params.temperature).softmax(-1), 1, generator=generator))
+        return token, float(logits.log_softmax(-1)[token])
 
     def reset_prefix_cache(self) -> bool:
         self.resets += 1

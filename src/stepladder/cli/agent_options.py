@@ -43,6 +43,7 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.core.trace_printer import printable
 from stepladder.driver import Driver
 from stepladder.engines import ENGINES
+from stepladder.engines.vllm.settings import VLLM_ENGINES
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.guided import guided_search
 from stepladder.models import builtin_folder
@@ -55,6 +56,7 @@ from stepladder.pipeline.spread.player import open_driver
 from stepladder.pipeline.stage import REWARD
 
 _LIMITS = DEFAULTS.episode
+_VLLM_OPTIONS = ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization")
 _SERVER_OPTIONS = ("base_url", "api", "concurrency", "timeout", "grammar", "policy_budget", "prices")
 PolicyStage = Annotated[
     str | None, option("NAME", "With --run: the stage whose policy is used.", "the best on dev questions")
@@ -123,6 +125,16 @@ class AgentOptions(OptionGroup):
     memory: Annotated[
         str | None,
         option("SIZE", "Main memory of all caches together, such as 2GB.", "1/8 of the free memory, at most 4 GiB"),
+    ] = None
+    max_model_len: Annotated[
+        int | None, option("N", "With vLLM: tokens of the longest transcript.", "the model's context length", min=2)
+    ] = None
+    tensor_parallel_size: Annotated[
+        int | None, option("N", "With vLLM: GPUs that share a model.", DEFAULTS.vllm.tensor_parallel_size, min=1)
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        option("SHARE", "With vLLM: share of the GPU memory.", DEFAULTS.vllm.gpu_memory_utilization, min=0.0, max=1.0),
     ] = None
     concurrency: Concurrency = None
     timeout: Timeout = None
@@ -225,9 +237,10 @@ class AgentSetup:
         guide = sampling.guide_config(guided)
         engine, model, choice = _engine_and_model(folder, options)
         typed = {**options.typed(), **given(ray=others.pop("ray", None))}
-        typed["engine"] = engine if engine == "openai" else None
-        if engine != "openai":  # refused below
-            typed = {name: value for name, value in typed.items() if name not in _SERVER_OPTIONS}
+        typed["engine"] = engine if engine in ("openai", *VLLM_ENGINES) else None
+        others_only = [*(_SERVER_OPTIONS if engine != "openai" else ())]
+        others_only += _VLLM_OPTIONS if engine not in VLLM_ENGINES else ()
+        typed = {name: value for name, value in typed.items() if name not in others_only}  # refused below
         if options.chat_options is not None:
             typed["chat_options"] = _chat_options(options.chat_options)
         # The oracle always keeps to the format; who serves an agent wants answers.
@@ -256,6 +269,7 @@ class AgentSetup:
             ("max_tokens top_p format max_format_errors force_answer prime prompt hint chat_options", oracle, model),
             ("temperature", oracle and self.guide is None, model),
             ("batch_size", not local, process),
+            (" ".join(_VLLM_OPTIONS), self.engine not in VLLM_ENGINES, "without vLLM: add --engine vllm"),
             ("device dtype", not local and self.reward is None, process),  # a reward model uses them too
             # Clients of a server may choose another temperature.
             ("top_p", greedy and "port" not in typed, "at temperature 0, which is greedy: add --temperature 1"),
@@ -336,7 +350,7 @@ def _engine_and_model(run: RunFolder | None, options: AgentOptions) -> tuple[str
     engine, model = options.engine, options.model
     if engine is None and options.base_url is not None:
         engine = "openai"
-    plays_run = run is not None and model is None and engine in (None, "transformers", "vllm")
+    plays_run = run is not None and model is None and engine in (None, "transformers", *VLLM_ENGINES)
     if options.stage is not None and not plays_run:
         flags = {"--model": model, "--base-url": options.base_url, f"--engine {engine}": options.engine}
         others = " and ".join(flag for flag, value in flags.items() if value)

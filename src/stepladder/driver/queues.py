@@ -22,9 +22,6 @@ from stepladder.retrieval.base import Retriever
 
 log = getLogger(__name__)
 
-#: Requests join a running session if they are at least 1/JOIN_SHARE of those in it: each join has a fixed cost.
-JOIN_SHARE = 4
-
 #: Answers a batch of requests with a backend.
 Call = Callable[[Any, list[Any]], Sequence[Any]]
 
@@ -62,6 +59,7 @@ class RequestQueue:
         self.session: Session | None = None
         self.max_samples: int = getattr(backend, "max_samples", 1)
         self.jobs_together: int = getattr(backend, "jobs_together", 1)
+        self.join_share: int = getattr(backend, "join_share", 1)
         self.waiting: dict[Key, PendingRequest] = {}
         #: A heap of (block, number, request). Entries of requests that are not waiting any more, or have moved to an
         #: older block, are skipped.
@@ -82,7 +80,7 @@ class RequestQueue:
     def take_joining(self) -> list[PendingRequest]:
         """Requests that join the running session; none while they are few compared with those in it."""
         room = self.max_batch - len(self.running)
-        worth_it = min(room, len(self.waiting)) * JOIN_SHARE >= len(self.running)
+        worth_it = min(room, len(self.waiting)) * self.join_share >= len(self.running)
         return self.take_batch(room) if worth_it else []
 
     def block_of(self, job: int) -> int:

@@ -35,6 +35,8 @@ class Engine(ABC):
     #: Jobs that advance together; 1: the oldest one comes first. The last jobs of a run have few calls at a time and
     #: leave a server idle, unless they end together. But those that advance together are all unfinished if a run stops.
     jobs_together: int = 1
+    #: Requests join a running session once they are at least 1/join_share of those in it: a join may have a fixed cost.
+    join_share: int = 4
 
     @abstractmethod
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
@@ -78,6 +80,8 @@ class EngineOptions:
     concurrency: int = 32
     #: Variables of the chat template, such as {"enable_thinking": False}.
     chat_options: Mapping[str, Any] | None = None
+    #: Settings of vLLM, those of `VLLMConfig`.
+    vllm: Mapping[str, Any] | None = None
 
 
 class Session(ABC):

@@ -18,7 +18,8 @@ ENGINES: Registry[Callable[[EngineOptions], Engine]] = Registry(
         "oracle": ("stepladder.oracle.engine:build", "replays gold decompositions: an upper bound"),
         "openai": ("stepladder.engines.openai.openai_engine:build", "any OpenAI-compatible server"),
         "transformers": ("stepladder.engines.transformers.engine:build", "a model in this process, on CPU or CUDA"),
-        "vllm": ("stepladder.engines.vllm:build", "a model in this process, in vLLM on CUDA"),
+        "auto": ("stepladder.engines.auto:build", "transformers or vllm, whichever was measured to be faster"),
+        "vllm": ("stepladder.engines.vllm.engine:build", "a model in this process, in vLLM on CUDA"),
     },
 )
 

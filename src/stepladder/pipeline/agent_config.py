@@ -50,6 +50,9 @@ KEYS = {
     "batch_size": "batch_size",
     "memory": "memory",
     "ray": "ray",
+    "max_model_len": "vllm.max_model_len",
+    "tensor_parallel_size": "vllm.tensor_parallel_size",
+    "gpu_memory_utilization": "vllm.gpu_memory_utilization",
 }
 
 

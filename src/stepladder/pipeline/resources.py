@@ -31,6 +31,7 @@ from stepladder.driver.cluster import RayConfig
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.engines.openai.server_config import ServerConfig
 from stepladder.engines.spend.response_cache import CachedEngine
+from stepladder.engines.vllm.settings import VLLM_ENGINES, VLLMConfig
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.base import ScorerOptions
 from stepladder.judges.registry import make_scorer
@@ -187,6 +188,8 @@ class SharedConfig(Config):
     #: Generation backend of a policy. openai: `policy` is the name of a model behind `server`, which stages can play
     #: and not train.
     engine: Annotated[str, AfterValidator(_engine_of_a_model)] = "transformers"
+    #: How vLLM loads a model, with engine: vllm.
+    vllm: VLLMConfig = VLLMConfig()
     #: A model behind OpenAI-compatible servers. Stages with `policy: server` are played by it.
     server: ServerConfig | None = None
     device: str = "auto"
@@ -208,9 +211,15 @@ class SharedConfig(Config):
             raise ValueError("the server needs the name of its model: server.model")
         return self
 
+    @model_validator(mode="after")
+    def _vllm_is_used(self) -> "SharedConfig":
+        if self.vllm != VLLMConfig() and self.engine not in VLLM_ENGINES:
+            raise ValueError(f"the settings of vllm have no effect with engine: {self.engine}; set engine: vllm")
+        return self
+
     def plain(self) -> dict[str, Any]:
-        """Plain data with every value, except a default prompting, no server and no cluster."""
-        unset = {"prompting": PromptingConfig(), "server": None, "ray": None}
+        """Plain data with every value, except default prompting and vLLM settings, no server and no cluster."""
+        unset = {"prompting": PromptingConfig(), "server": None, "ray": None, "vllm": VLLMConfig()}
         return self.model_dump(
             mode="json", exclude={name for name, each in unset.items() if getattr(self, name) == each}
         )
@@ -386,6 +395,8 @@ class RunContext:
             common: dict[str, Any] = {"device": shared.device, "dtype": shared.dtype, "max_batch": shared.batch_size}
             if chat_options:
                 common["chat_options"] = chat_options
+            if name in VLLM_ENGINES:
+                common["vllm"] = shared.vllm.model_dump()
             made = make_engine(name, self.agent, model=policy, **common, **options)
         with closing(made) as engine:
             yield engine

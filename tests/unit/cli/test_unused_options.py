@@ -35,6 +35,9 @@ URL = "--base-url http://localhost:1/v1 --model m"
         ("ask --base-url http://x/v1 --model tiny --engine transformers", "with --engine transformers: leave out one"),
         (f"ask --batch-size 4 {URL}", "with a server: it is a setting of models in this process"),
         (f"ask --dtype bf16 {URL}", "with a server: it is a setting of models in this process"),
+        ("ask --max-model-len 512 --model tiny", "without vLLM: add --engine vllm"),
+        ("eval --tensor-parallel-size 2 --engine oracle", "without vLLM: add --engine vllm"),
+        (f"ask --gpu-memory-utilization 0.5 {URL}", "without vLLM: add --engine vllm"),
         ("ask --top-p 0.9 --model tiny", "at temperature 0, which is greedy: add --temperature 1"),
         ("eval --top-p 0.9 --temperature 0 --model tiny", "at temperature 0, which is greedy: add --temperature 1"),
         ("eval --overwrite --limit 1", "without --out DIR: nothing is saved"),
@@ -55,6 +58,8 @@ def test_an_option_without_effect_is_refused(typed: str, why: str, shell: Shell)
         {"model": "tiny", "guide": "vote", "top_p": 0.9},
         {"model": "tiny", "top_p": 0.9, "port": 8001},
         {"model": "m", "base_url": "http://localhost:1/v1", "api": "completions", "concurrency": 2, "max_tokens": 4},
+        {"model": "tiny", "engine": "vllm", "max_model_len": 512, "tensor_parallel_size": 2},
+        {"model": "tiny", "engine": "auto", "gpu_memory_utilization": 0.5},
         {"overwrite": True, "out": Path("x")},
     ],
 )

@@ -65,7 +65,7 @@ def test_the_contract_holds_in_bf16_too() -> None:
 
 
 class DeafToStops(TransformersEngine):
-    def _closing_tokens_of(self, stops: tuple[str, ...]) -> Any:
+    def closing_tokens_of(self, stops: tuple[str, ...]) -> Any:
         return frozenset()
 
 

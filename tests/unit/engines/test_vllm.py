@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -19,7 +20,10 @@ from stepladder.engines import make_engine
 from stepladder.engines.base import check_engine
 from stepladder.engines.transformers.constrained import unpack_bits
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.engines.vllm import VLLMEngine
+from stepladder.engines.transformers.token_sampler import Row
+from stepladder.engines.vllm.engine import VLLMEngine
+from stepladder.engines.vllm.sampled_tokens import SampledTokens
+from stepladder.engines.vllm.settings import VLLMConfig, check_fits
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.rollout_engine import merged_weights
 from tests.support import stand_in_vllm
@@ -86,19 +90,143 @@ def test_a_grammar_is_left_to_vllm_as_a_regular_expression(engine: VLLMEngine, f
     assert not written(engine, prompt("Who?", sampling=Sampling(max_tokens=4)))[0].written.grammar
 
 
+def test_stop_strings_end_a_row_as_in_the_other_engine(engine: VLLMEngine, folder: Path) -> None:
+    """vLLM never sees them: it decodes nothing, and is told to abort the row."""
+    other = TransformersEngine(folder, device="cpu", dtype="fp32")
+    texts = ("Who?", "Where is the tower?", "A")
+    greedy = [prompt(text, sampling=Sampling(max_tokens=24)) for text in texts]
+    unstopped = written(other, *greedy)
+    stops = [(reply.text[9:11], "\x00never", reply.text[15:18]) for reply in unstopped]
+    requests = [replace(each, stop=stop) for each, stop in zip(greedy, stops)]
+    # One ends at its limit and with its stop string at once.
+    limit = len(written(other, requests[0])[0].written.tokens)
+    requests.append(replace(requests[0], sampling=Sampling(max_tokens=limit)))
+    ours = written(engine, *requests)
+    for found, expected in zip(ours, written(other, *requests)):
+        assert (found.text, found.finish) == (expected.text, expected.finish)
+        assert found.finish is Finish.STOP
+        assert found.written.tokens == expected.written.tokens
+        assert found.written.logprobs == pytest.approx(expected.written.logprobs, abs=1e-4)
+    assert len(engine.llm.llm_engine.aborted) == 3
+    assert not engine.llm.llm_engine.requests
+    engine.reset_prefix_cache()  # the step that was begun for the aborted rows is taken in first
+    assert not engine.llm.llm_engine.engine_core.engine_core.batch_queue
+    assert engine.sampled_tokens is not None
+    assert not engine.sampled_tokens.running
+
+
+def test_vllm_decodes_no_text_and_makes_no_objects_of_log_probs(engine: VLLMEngine) -> None:
+    session = engine.open_session()
+    session.add({0: prompt("Who?", stop=("x",), sampling=Sampling(1.0, max_tokens=4))})
+    (state,) = engine.llm.llm_engine.requests.values()
+    assert (state["params"].detokenize, state["params"].stop) == (False, None)
+    (reply,) = session.step().values()
+    assert isinstance(reply, Generation)
+    assert len(reply.written.logprobs) == len(reply.written.tokens)
+    assert state["logprobs"] == []
+
+
+def test_requests_of_others_keep_their_log_probs(engine: VLLMEngine) -> None:
+    """Who uses `engine.llm` directly finds vLLM as it is."""
+    vllm = engine.llm.llm_engine
+    params = stand_in_vllm.SamplingParams(temperature=0, max_tokens=2, seed=None, logprobs=0, stop_token_ids=[])
+    vllm.add_request("theirs", {"prompt_token_ids": [5, 6]}, params)
+    (output,) = [each for _ in range(3) for each in vllm.step()]
+    assert len(output.outputs[0].logprobs) == 2
+
+
+def test_without_the_scheduler_in_this_process_vllm_matches_stop_strings(
+    folder: Path, acting: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stand_in_vllm._Engine, "engine_core", property(lambda _: None, lambda *_: None), raising=False)
+    monkeypatch.setattr(stand_in_vllm._Engine, "step", stand_in_vllm._Engine.step_at_once)
+    engine = VLLMEngine(folder)
+    assert engine.sampled_tokens is None
+    assert "slower" in caplog.text
+    check_engine(engine)
+
+
+def test_rows_may_get_several_tokens_in_a_step() -> None:
+    """As with speculative decoding: what follows the end of a stop string is dropped."""
+    scheduler = SimpleNamespace(update_from_output=lambda _, model_output: model_output.outputs)
+    stop_at = lambda row: Finish.STOP if row.tokens[-1] == 7 else None  # noqa: E731
+    tokens = SampledTokens(scheduler, stop_at)
+    first, second = (Row(name, (), [1], ("x",), Sampling(), 0, 9) for name in "ab")
+    tokens.add("a", first, frozenset({7}))
+    tokens.add("b", second, frozenset())
+    outputs = [
+        SimpleNamespace(request_id="a", new_token_ids=[5, 7, 6], finish_reason=None),
+        SimpleNamespace(request_id="b", new_token_ids=[7], finish_reason="length"),
+        SimpleNamespace(request_id="unknown", new_token_ids=[3], finish_reason=None),
+    ]
+    logprobs = SimpleNamespace(
+        logprobs=np.array([[-0.5], [-1.0], [-2.0], [-4.0], [-8.0]]), cu_num_generated_tokens=[0, 1, 4]
+    )
+    places = {"unknown": 0, "a": 1, "b": 2}
+    step = SimpleNamespace(logprobs=logprobs, req_id_to_index=places, outputs={0: SimpleNamespace(outputs=outputs)})
+    scheduler.update_from_output(None, step)
+    assert (first.tokens, first.logprobs) == ([5, 7], [-1.0, -2.0])
+    assert (second.tokens, second.logprobs) == ([7], [-8.0])
+    assert tokens.take_ended() == {"a": "", "b": "length"}
+    assert tokens.take_ended() == {}
+
+
+def test_logits_that_are_not_numbers_are_told(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.llm.llm_engine, "_sample_token", lambda *_: (5, float("nan")))
+    (reply,) = engine.generate([prompt("Who?", sampling=Sampling(max_tokens=1))])
+    assert "the model's logits are NaN" in str(reply)
+
+
+# --- settings
+
+
+def shape(heads: int = 12, groups: int = 2) -> Any:
+    return SimpleNamespace(num_attention_heads=heads, num_key_value_heads=groups)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "message"),
+    [
+        ({"max_model_len": 5000}, 1, "max_model_len 5,000 is more than the context of 'm', 4,096 tokens"),
+        ({"tensor_parallel_size": 5}, 8, "5 does not divide the 12 attention heads of 'm': set one of 2, 3, 4, 6, 12"),
+        ({"tensor_parallel_size": 3}, 8, "cannot share the 2 key-value heads"),
+        ({"tensor_parallel_size": 4}, 2, "needs 4 GPUs, and 2 can be seen"),
+        ({"tensor_parallel_size": 2}, 0, "needs 2 GPUs, and none can be seen"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], gpus: int, message: str) -> None:
+    with pytest.raises(StepladderError, match=re.escape(message)):
+        check_fits("m", shape(), VLLMConfig(**settings), 4096, gpus)
+    check_fits("m", shape(), VLLMConfig(tensor_parallel_size=4, max_model_len=4096), 4096, 4)
+
+
+def test_settings_reach_vllm(folder: Path, acting: None) -> None:
+    engine = make_engine("vllm", None, model=str(folder), vllm={"max_model_len": 64, "gpu_memory_utilization": 0.5})
+    assert isinstance(engine, VLLMEngine)
+    arguments = engine.llm.arguments
+    assert (arguments["max_model_len"], arguments["gpu_memory_utilization"]) == (64, 0.5)
+    replies = engine.generate([prompt("x" * 64), prompt("x" * 60, sampling=Sampling(max_tokens=20))])
+    assert isinstance(replies[0], BackendError)
+    assert "a prompt of 64 tokens does not fit max_model_len 64: raise it" in str(replies[0])
+    assert isinstance(replies[1], Generation)
+    more = replace(prompt(""), context=(*replies[1].context, replies[1].written))
+    (full,) = written(engine, more)
+    assert full.finish is Finish.CONTEXT_FULL  # a transcript that has grown to the limit is no wrong setting
+
+
+def test_a_model_that_vllm_cannot_load_names_the_settings(folder: Path, acting: None, monkeypatch: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("To serve at least one request with max seq len (40960), 5.6 GiB KV cache is needed.")
+
+    monkeypatch.setattr(stand_in_vllm, "LLM", refuse)
+    with pytest.raises(BackendDown, match=r"KV cache is needed\. Lower max_model_len, raise gpu_memory_utilization"):
+        VLLMEngine(folder)
+
+
 @pytest.mark.parametrize("reason", ["error", "abort"])
 def test_a_request_that_vllm_gives_up_is_told(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """As it does with a grammar that its backend cannot compile."""
-    step = engine.llm.llm_engine.step
-
-    def give_up() -> list[Any]:
-        outputs = step()
-        for output in outputs:
-            output.finished = True
-            output.outputs = [SimpleNamespace(token_ids=[], logprobs=[], finish_reason=reason)]
-        return list(outputs)
-
-    monkeypatch.setattr(engine.llm.llm_engine, "step", give_up)
+    monkeypatch.setattr(engine.llm.llm_engine.scheduler, "gives_up", reason)
     (reply,) = engine.generate([prompt("Who?", sampling=Sampling(max_tokens=2))])
     assert isinstance(reply, BackendError)
     assert reason in str(reply)
@@ -137,11 +265,12 @@ def test_requests_join_others_that_are_under_way(engine: VLLMEngine) -> None:
 def test_greedy_requests_and_unseeded_engines_ask_for_no_seed(folder: Path, acting: None) -> None:
     loose = VLLMEngine(folder, seeded=False)
     row = loose.prepare({0: prompt("A", sampling=Sampling(temperature=1.0), seed=5)})[0][0]
-    loose._submit(row)
-    assert loose.llm.llm_engine.requests["1"]["params"].seed is None
+    loose.submit_row(row)
+    (asked,) = loose.llm.llm_engine.requests.values()
+    assert asked["params"].seed is None
     strict = VLLMEngine(folder)
-    strict._submit(strict.prepare({0: prompt("A", sampling=Sampling(temperature=1.0), seed=2**63 + 5)})[0][0])
-    strict._submit(strict.prepare({0: prompt("A", seed=5)})[0][0])
+    strict.submit_row(strict.prepare({0: prompt("A", sampling=Sampling(temperature=1.0), seed=2**63 + 5)})[0][0])
+    strict.submit_row(strict.prepare({0: prompt("A", seed=5)})[0][0])
     assert [each["params"].seed for each in strict.llm.llm_engine.requests.values()] == [5, None]
 
 
@@ -174,10 +303,28 @@ def test_weights_with_lora_are_those_of_the_merged_model() -> None:
     assert all(torch.allclose(found[name], merged[name], atol=1e-6) for name in merged)
 
 
+def test_of_a_policy_with_lora_only_what_training_changes_is_sent_again() -> None:
+    adapted = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", r=4))
+    names = [name for name, _ in merged_weights(adapted, trained_only=True)]
+    assert names
+    assert all(name.endswith("q_proj.weight") for name in names)
+    whole = tiny_model()
+    assert [name for name, _ in merged_weights(whole, trained_only=True)] == [name for name, _ in merged_weights(whole)]
+
+
+def test_a_model_on_several_gpus_takes_no_weights_of_a_trainer(engine: VLLMEngine) -> None:
+    engine.tensor_parallel_size = 2
+    with pytest.raises(StepladderError, match="tensor_parallel_size above 1"):
+        engine.load_weights([])
+
+
 def test_the_cache_cannot_be_dropped_while_something_is_written(engine: VLLMEngine) -> None:
-    engine.open_session().add({0: prompt("A")})
+    session = engine.open_session()
+    session.add({0: prompt("A", sampling=Sampling(max_tokens=6)), 1: prompt("B", sampling=Sampling(max_tokens=1))})
+    assert list(session.step()) == [1]
     with pytest.raises(BackendDown, match="still has running requests"):
         engine.reset_prefix_cache()
+    assert list(session.step()) == [0]
 
 
 def test_adapters_are_changed_without_a_restart(tmp_path: Path, folder: Path, acting: None) -> None:
@@ -189,7 +336,7 @@ def test_adapters_are_changed_without_a_restart(tmp_path: Path, folder: Path, ac
     assert (arguments["enable_lora"], arguments["max_lora_rank"]) == (True, 16)  # vLLM knows no 12
 
     def used() -> str | None:
-        adapted._submit(adapted.prepare({0: prompt("A")})[0][0])
+        adapted.submit_row(adapted.prepare({0: prompt("A")})[0][0])
         adapter = list(adapted.llm.llm_engine.requests.values())[-1]["lora"]
         return adapter and adapter.lora_path
 

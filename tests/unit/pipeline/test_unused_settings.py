@@ -8,6 +8,7 @@ import yaml
 from stepladder.core.errors import StepladderError
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
+from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.studies import find_study
@@ -35,6 +36,19 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("grpo", {"process_weight": 0, "normalize": "peers"}, "normalize", "process_weight: 0"),
     ("grpo", {"scorer": "gold", "retokenize": True}, "retokenize", "scorer: gold"),
     ("grpo", {"vllm_gpu_memory_utilization": 0.5}, "vllm_gpu_memory_utilization", "engine: transformers"),
+    ("grpo", {"vllm_max_model_length": 512}, "vllm_max_model_length", "engine: transformers"),
+    (
+        "grpo",
+        {"engine": "vllm", "top_p": 0.9, "vllm_importance_sampling_correction": True},
+        "vllm_importance_sampling_correction",
+        "a temperature or top_p other than 1",
+    ),
+    (
+        "grpo",
+        {"engine": "vllm", "vllm_importance_sampling_correction": False, "vllm_importance_sampling_clip_max": 2},
+        "vllm_importance_sampling_clip_max",
+        "vllm_importance_sampling_correction: false",
+    ),
     ("grpo", {"monitors": {"kl": 0.5}}, "monitors.kl", "beta: 0"),
     (
         "grpo",
@@ -159,3 +173,25 @@ def test_run_folders_that_list_every_setting_are_read(tmp_path: Any) -> None:
     found = RunFolder(tmp_path).recipe()
     assert found == recipe
     assert all_ingredients(found) == all_ingredients(recipe)
+
+
+def test_settings_of_vllm_need_vllm() -> None:
+    for engine in ("vllm", "auto"):
+        shared = SharedConfig.read({"engine": engine, "vllm": {"max_model_len": 4096, "tensor_parallel_size": 2}})
+        assert SharedConfig.read(shared.plain()) == shared
+    assert "vllm" not in SharedConfig().plain()
+    with pytest.raises(StepladderError, match="the settings of vllm have no effect with engine: transformers"):
+        SharedConfig.read({"vllm": {"max_model_len": 4096}})
+    with pytest.raises(StepladderError, match=r"vllm\.gpu_memory_utilization: expected less than or equal to 1"):
+        SharedConfig.read({"engine": "vllm", "vllm": {"gpu_memory_utilization": 85}})
+
+
+def test_how_vllm_is_set_up_leaves_finished_stages_as_they_are() -> None:
+    plain = GRPOConfig(engine="vllm")
+    others = GRPOConfig(engine="vllm", vllm_max_model_length=512)
+    assert others.inert() == plain.inert()
+    assert {"vllm_max_model_length", "vllm_importance_sampling_mode"} <= plain.inert()
+    assert (
+        "vllm_importance_sampling_mode"
+        not in GRPOConfig(engine="vllm", vllm_importance_sampling_mode="token_mask").inert()
+    )

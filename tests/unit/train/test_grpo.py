@@ -263,6 +263,34 @@ def test_the_loss_and_its_gradient_are_those_of_another_implementation(tmp_path:
         assert 0 < clipped < 1, "some tokens are clipped, others are not"
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_loss_of_vllm_rollouts_is_weighed_by_how_likely_the_trainer_finds_them(tmp_path: Path, passes: int) -> None:
+    """Each token counts by its ratio, from the weights that played: trl's correction, without a pass of its own."""
+    trainer = trainer_for(
+        tmp_path, changed(engine="vllm", beta=0.0, num_iterations=passes, vllm_importance_sampling_mode="token_mask")
+    )
+    batch = batch_of(trainer)
+    assert ("old_per_token_logps" in batch) == (passes == 2)
+    played_BT = batch["sampling_per_token_logps"].clone()  # the trainer's own, as the engine is exact
+    torch.manual_seed(0)
+    batch["sampling_per_token_logps"] += 0.7 * torch.randn_like(played_BT)
+    loss = trainer.compute_loss(trainer.model, batch)
+    mask_BT = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    ratio_BT = (played_BT - batch["sampling_per_token_logps"]).exp()
+    kept_BT = ratio_BT.masked_fill(ratio_BT > 3.0, 0.0)
+    assert (kept_BT[mask_BT] == 0).any()
+    weights_BT = (kept_BT * batch["advantages"]).masked_fill(~mask_BT, 0.0)
+    torch.testing.assert_close(loss.detach(), -weights_BT.sum() / mask_BT.sum(), rtol=1e-4, atol=1e-5)
+    ids_BT = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    logps_BT = trainer.model(input_ids=ids_BT).logits[:, :-1].log_softmax(-1).gather(2, ids_BT[:, 1:, None])[..., 0]
+    trained = [each for each in trainer.model.parameters() if each.requires_grad]
+    expected = torch.autograd.grad(-(weights_BT * logps_BT).sum() / mask_BT.sum(), trained)
+    for found, other in zip(torch.autograd.grad(loss, trained), expected, strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-5)
+    assert not trainer.use_vllm  # trl would send weights to a vLLM of its own
+    assert 0 < trainer.importance.take_metrics()["importance_masked"] < 1
+
+
 def test_log_probs_are_those_that_trl_would_compute(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, changed(temperature=0.8, drop_zero_std_groups=False))
     batch = batch_of(trainer)

@@ -107,8 +107,6 @@ class TransformersEngine(InProcessEngine):
             self.prefix_cache = PrefixCache(prefix_bytes)
         self._idle_runners: list[GraphRunner] = []
         self._last_weights: tuple[Any, ...] = ()
-        self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
-        self._token_texts: list[str] = []
 
     # --- generation ----------------------------------------------------------------------------------------
 
@@ -235,23 +233,10 @@ class TransformersEngine(InProcessEngine):
             )
         row.tokens.append(token)
         row.logprobs.append(logprob)
-        row.finish = self.finish_of(row, may_stop=not row.stops or token in self._closing_tokens_of(row.stops))
+        row.finish = self.finish_of(row, may_stop=not row.stops or token in self.closing_tokens_of(row.stops))
         if row.constraint is not None and row.finish is None:
             row.constraint.accept(token)
             row.finish = Finish.END if row.constraint.complete else None
-
-    def _closing_tokens_of(self, stops: tuple[str, ...]) -> frozenset[int]:
-        """The tokens that can contain the end of a stop string: only after these is the text decoded and checked."""
-        if stops not in self._closing_tokens:
-            if not self._token_texts:
-                size = self.config.vocab_size
-                known = len(self.tokenizer)
-                self._token_texts = [self.decode((token,)) if token < known else "" for token in range(size)]
-            # An incomplete character decodes to U+FFFD and may end any stop string.
-            ends = {stop[-1] for stop in stops} | {"\ufffd"}
-            closing = (token for token, piece in enumerate(self._token_texts) if not ends.isdisjoint(piece))
-            self._closing_tokens[stops] = frozenset(closing)
-        return self._closing_tokens[stops]
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

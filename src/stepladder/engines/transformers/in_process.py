@@ -36,6 +36,8 @@ class InProcessEngine(Engine):
         """Use this tokenizer; the other arguments are those of `Encoding`."""
         self.tokenizer = tokenizer
         self.encoding = Encoding(tokenizer, chat=chat, chat_template_kwargs=chat_template_kwargs)
+        self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
+        self.__dict__.pop("_token_texts", None)
 
     def encode(self, segment: Segment) -> Segment:
         """The segment with token ids; unchanged if it has them."""
@@ -98,6 +100,19 @@ class InProcessEngine(Engine):
         if len(row.tokens) >= row.max_new_tokens:
             return Finish.LENGTH if row.max_new_tokens == row.sampling.max_tokens else Finish.CONTEXT_FULL
         return None
+
+    def closing_tokens_of(self, stops: tuple[str, ...]) -> frozenset[int]:
+        """The tokens that can contain the end of a stop string: only after these is the text decoded and checked."""
+        if stops not in self._closing_tokens:
+            # An incomplete character decodes to U+FFFD and may end any stop string.
+            ends = {stop[-1] for stop in stops} | {"\ufffd"}
+            closing = (token for token, piece in enumerate(self._token_texts) if not ends.isdisjoint(piece))
+            self._closing_tokens[stops] = frozenset(closing)
+        return self._closing_tokens[stops]
+
+    @cached_property
+    def _token_texts(self) -> list[str]:
+        return [self.decode((token,)) for token in range(len(self.tokenizer))]
 
     def text_of(self, row: Row) -> str:
         """The generated text of a row, without the end-of-turn token."""

@@ -9,6 +9,7 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.registry import Registry
 from stepladder.core.step_scorer import Derived
+from stepladder.engines.vllm.settings import VLLMConfig
 from stepladder.train.grpo.advantage import Over
 from stepladder.train.loop.config import PolicyTrainingConfig
 
@@ -140,9 +141,20 @@ class GRPOConfig(PolicyTrainingConfig):
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     #: Rollout engine: transformers with the weights in training, or vLLM with a copy that is synchronized before every
-    #: rollout; and the share of GPU memory for vLLM.
+    #: rollout.
     engine: Literal["transformers", "vllm"] = "transformers"
+    #: vLLM's share of the GPU memory, and the tokens of its longest transcript (null: the model's context length).
     vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    vllm_max_model_length: Annotated[int, Field(ge=2)] | None = None
+    #: vLLM rounds differently than the trainer: weigh the loss of its tokens by the ratio of both probabilities (trl's
+    #: correction, at temperature 1 and top_p 1). `token_*`: each token by its own; `sequence_*`: all tokens of an
+    #: episode by its product. A ratio beyond the limits is clipped (`*_truncate`), or its tokens are left out.
+    vllm_importance_sampling_correction: bool = True
+    vllm_importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "sequence_mask"
+    )
+    vllm_importance_sampling_clip_max: PositiveFloat | None = 3.0
+    vllm_importance_sampling_clip_min: NonNegativeFloat | None = None
     rewards: RewardConfig = RewardConfig()
     #: Step scorer: the PRM; or the gold judge, for questions with a gold decomposition, as an upper bound.
     scorer: Literal["prm", "gold"] = "prm"
@@ -218,7 +230,13 @@ class GRPOConfig(PolicyTrainingConfig):
         if self.scorer != "gold" or "scorer" in found:
             found["derived"] = "without scorer: gold (only the gold judge knows derived steps)"
         if self.engine != "vllm":
-            found["vllm_gpu_memory_utilization"] = f"with engine: {self.engine}"
+            found |= dict.fromkeys(self._vllm_names(), f"with engine: {self.engine}")
+        elif self.temperature != 1 or self.top_p != 1:
+            reason = "with a temperature or top_p other than 1 (the engine's log-probs are not those it sampled from)"
+            found |= dict.fromkeys(self._vllm_names("importance"), reason)
+        elif not self.vllm_importance_sampling_correction:
+            details = [name for name in self._vllm_names("importance") if not name.endswith("correction")]
+            found |= dict.fromkeys(details, "with vllm_importance_sampling_correction: false")
         if not self.beta:
             found["monitors.kl"] = "with beta: 0 (the KL divergence is not part of the loss)"
         if self.temperature != 1:
@@ -237,8 +255,30 @@ class GRPOConfig(PolicyTrainingConfig):
             )
 
     def inert(self) -> frozenset[str]:
-        """`derived`, unless it is set."""
-        return super().inert() | (frozenset({"derived"}) if self.derived == "unjudged" else frozenset())
+        """`derived` and how vLLM's rounding is corrected, unless they are set; and how much memory vLLM takes."""
+        fields = type(self).model_fields
+        optional = ("derived", *self._vllm_names("importance"))
+        unset = {name for name in optional if getattr(self, name) == fields[name].default}
+        return super().inert() | unset | {"vllm_max_model_length"}
+
+    @classmethod
+    def _vllm_names(cls, part: str = "") -> list[str]:
+        return [name for name in cls.model_fields if name.startswith(f"vllm_{part}")]
+
+    @property
+    def vllm_settings(self) -> VLLMConfig | None:
+        """Of the rollout engine, if it is vLLM."""
+        if self.engine != "vllm":
+            return None
+        memory, length = self.vllm_gpu_memory_utilization, self.vllm_max_model_length
+        return VLLMConfig(gpu_memory_utilization=memory, max_model_len=length)
+
+    @property
+    def corrects_importance(self) -> bool:
+        """Whether the loss is corrected for the rounding of vLLM."""
+        return (
+            self.engine == "vllm" and self.vllm_importance_sampling_correction and self.temperature == self.top_p == 1
+        )
 
     @property
     def scores_steps(self) -> bool:

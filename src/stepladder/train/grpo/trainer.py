@@ -78,10 +78,7 @@ def train_grpo(
     policy: str | Path, context: TrainingContext, config: GRPOConfig, scorer: StepScorer | None
 ) -> TrainingReport:
     """Train a policy on its own episodes. `scorer`: for modes that score steps."""
-    memory = config.vllm_gpu_memory_utilization if config.engine == "vllm" else None
-    with open_policy(
-        policy, context, config, "grpo", trl_adds_lora=True, vllm_gpu_memory_utilization=memory
-    ) as session:
+    with open_policy(policy, context, config, "grpo", trl_adds_lora=True, vllm=config.vllm_settings) as session:
         if config.needs_reward_model and isinstance(scorer, ProcessRewardModel):
             check_same_tokenizer(session.engine.encoding, scorer)
         questions = _choose_questions(context, config)

@@ -31,6 +31,7 @@ from stepladder.core.trace import Question
 from stepladder.train.grpo.allowed_tokens import allowed_tokens
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.importance import ImportanceCorrection
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
 from stepladder.train.grpo.rollback import RollbackCheckpoints
 from stepladder.train.grpo.rollouts import Mean, RolloutBatch, Rollouts, joined, multiple_contexts_error
@@ -87,6 +88,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
             self.beta = rollouts.config.beta
             self.ref_model = self.prepared(reference)
         self.rollouts = rollouts
+        self.importance = ImportanceCorrection(self, rollouts.config)
         self.rollout_batch: RolloutBatch | None = None
         self.rows: list[dict[str, list[Any]]] = []
         #: The loss mask of the rows that are computed next, and their log-probs afterwards.
@@ -216,6 +218,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         )
         if torch.is_grad_enabled():
             self._logps_BT = logps_BT.detach()
+            self.importance.compute(self._logps_BT, self._loss_mask_BT.to(input_ids.device))
         return logps_BT, entropies_BT, None
 
     def _allowed(self, indices: Sequence[int]) -> Allowed | None:
@@ -267,7 +270,8 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         """The loss of some rows. Their log-probs are also compared with those of the engine."""
         self._loss_mask_BT, self._logps_BT = (inputs["completion_mask"] * inputs["tool_mask"]).bool(), None
         self._indices = inputs["row_index"].tolist() if "row_index" in inputs else []
-        loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)
+        with self.importance.applied(inputs):
+            loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)
         engine = inputs.get("sampling_per_token_logps")
         fresh = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
         if fresh and not self.beta and self._kl is None:
@@ -323,6 +327,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         self._gaps.clear()
         if gaps.numel():
             metrics["logprob_gap_mean"] = Mean(float(gaps.sum()), gaps.numel())
+        metrics |= {name: Mean(value, 1) for name, value in self.importance.take_metrics().items()}
         if self._kl is not None:
             metrics["kl"], self._kl = Mean(self._kl, 1), None
         tokens, self._tokens_in_loss = round(self._tokens_in_loss), 0.0

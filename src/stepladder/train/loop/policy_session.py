@@ -18,6 +18,7 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.transformers.in_process import InProcessEngine
+from stepladder.engines.vllm.settings import VLLMConfig
 from stepladder.evaluation.evaluator import evaluate
 from stepladder.models.loading import DTYPES, load_model, quiet_libraries
 from stepladder.train.launch.sharding import check_shardable
@@ -107,7 +108,7 @@ def open_policy(
     kind: str,
     *,
     trl_adds_lora: bool = False,
-    vllm_gpu_memory_utilization: float | None = None,
+    vllm: VLLMConfig | None = None,
 ) -> Iterator[PolicySession]:
     """Load a policy for training. `kind` is part of the seed. `trl_adds_lora`: trl's trainer adds the LoRA adapters."""
     compute = prepare_compute(config, context, kind)
@@ -117,7 +118,5 @@ def open_policy(
         check_shardable(policy.model, source)
         if trl_adds_lora and config.lora is not None:
             check_target_modules(policy.model, config.lora, source)
-        engine, generating = make_rollout_engine(
-            policy, compute, context.max_batch, vllm_gpu_memory_utilization=vllm_gpu_memory_utilization
-        )
+        engine, generating = make_rollout_engine(policy, compute, context.max_batch, vllm=vllm)
         yield PolicySession(policy, engine, generating, compute, context)

@@ -8,8 +8,10 @@ In: the policy in training. Out: an engine, and the context manager to generate 
                         training are sharded over processes
     vLLM                if configured: with a copy of its own
 
-A copy is synchronized with the policy's weights, LoRA merged, before every rollout. The weights are stochastically
-rounded, so that small updates are not lost.
+A copy is synchronized with the policy's weights before every rollout, in memory. LoRA adapters are merged into the
+weights that are sent: vLLM then generates without the extra kernels of an adapter, and it takes adapters from files
+only. The weights are stochastically rounded, so that small updates are not lost. vLLM gets all weights the first time,
+and then those that training changes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,6 +27,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.in_process import InProcessEngine
+from stepladder.engines.vllm.settings import VLLMConfig
 from stepladder.models.loading import load_model
 from stepladder.models.resolve import resolve_full_model
 from stepladder.models.stochastic_rounding import stochastic_round
@@ -34,11 +37,11 @@ from stepladder.train.loop.policy_weights import Policy, lora_layers
 
 
 def make_rollout_engine(
-    policy: Policy, compute: Compute, max_batch: int, *, vllm_gpu_memory_utilization: float | None = None
+    policy: Policy, compute: Compute, max_batch: int, *, vllm: VLLMConfig | None = None
 ) -> tuple[InProcessEngine, Precision]:
-    """The engine, and the context manager to generate in; vLLM if it is given a share of the GPU memory."""
-    if vllm_gpu_memory_utilization is not None:
-        return _make_vllm(policy, compute, max_batch, vllm_gpu_memory_utilization)
+    """The engine, and the context manager to generate in; vLLM if it is given settings for it."""
+    if vllm is not None:
+        return _make_vllm(policy, compute, max_batch, vllm)
     if not compute.is_sharded and (not compute.bf16 or policy.is_small):
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         return engine, partial(without_autocast, policy.model)
@@ -56,24 +59,36 @@ def make_rollout_engine(
     return engine, synchronized
 
 
-def _make_vllm(policy: Policy, compute: Compute, max_batch: int, memory: float) -> tuple[InProcessEngine, Precision]:
-    if compute.processes.num_processes > 1:
-        raise StepladderError("engine: vllm works with one process only; with several use engine: transformers")
+def _make_vllm(
+    policy: Policy, compute: Compute, max_batch: int, settings: VLLMConfig
+) -> tuple[InProcessEngine, Precision]:
+    """One vLLM in every process of the training, on its GPU."""
+    if settings.tensor_parallel_size > 1:
+        raise StepladderError(
+            "rollouts have one vLLM in every process, on its own GPU: leave tensor_parallel_size at 1 and start more "
+            "processes"
+        )
     # Imported here because it may not be installed.
-    from stepladder.engines.vllm import VLLMEngine
+    from stepladder.engines.vllm.engine import VLLMEngine
 
     engine = VLLMEngine(
         resolve_full_model(policy.source),  # of an adapter its base model: the adapter is merged into the weights
         tokenizer=policy.tokenizer,
         max_batch=max_batch,
-        gpu_memory_utilization=memory,
+        max_model_len=settings.max_model_len,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         dtype="bf16",
+        # vLLM joins the processes that torchrun or accelerate has started, instead of starting some.
+        options={"distributed_executor_backend": "external_launcher"} if compute.processes.num_processes > 1 else None,
     )
+    complete = False
 
     @contextmanager
     def synchronized() -> Iterator[None]:
-        weights = merged_weights(policy.model)
+        nonlocal complete
+        weights = merged_weights(policy.model, trained_only=complete)
         engine.load_weights((name, stochastic_round(weight, torch.bfloat16, name)) for name, weight in weights)
+        complete = True
         yield
 
     return engine, synchronized
@@ -101,9 +116,10 @@ def without_autocast(model: nn.Module) -> Iterator[None]:
             layer.cast_input_dtype_enabled = enabled
 
 
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight by its name in the model's files, with LoRA adapters merged. If the weights are sharded, all
-    processes must go through them, in step.
+def merged_weights(model: nn.Module, *, trained_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight by its name in the model's files, with LoRA adapters merged; or only those that are in training.
+
+    If the weights are sharded, all processes must go through them, in step.
     """
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
     for name, weight in model.named_parameters():
@@ -112,10 +128,15 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             layer: Any = layers[owner]
             with whole_parameters(*layer.parameters()):
                 deltas = [layer.get_delta_weight(each) for each in layer.active_adapters] if kind == "weight" else []
-                yield _file_name(f"{owner}.{kind}"), whole(weight.detach() + sum(deltas))
-        elif not any(name.startswith(f"{owner}.lora_") for owner in layers):
+                if deltas or weight.requires_grad or not trained_only:
+                    yield _file_name(f"{owner}.{kind}"), whole(weight.detach() + sum(deltas))
+        elif (weight.requires_grad or not trained_only) and not _is_lora(name, layers):
             with whole_parameters(weight):
                 yield _file_name(name), whole(weight.detach())
+
+
+def _is_lora(name: str, layers: Iterable[str]) -> bool:
+    return any(name.startswith(f"{owner}.lora_") for owner in layers)
 
 
 @torch.no_grad()

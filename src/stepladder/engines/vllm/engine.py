@@ -1,17 +1,22 @@
 """In-process generation with vLLM: the fastest engine on a GPU for models of about one billion parameters and more.
 
 In: `Generate` requests. Out: `Generation`s with the token ids and log-probs of vLLM's sampler. Supports continuous
-batching (`open_session`), vLLM's prefix cache, switching LoRA adapters (`use_adapter`) and weight sync from a trainer
-(`load_weights`).
+batching (`open_session`), vLLM's prefix cache, switching LoRA adapters (`use_adapter`), several GPUs per model and
+weight sync from a trainer (`load_weights`).
 
 Log-probs are those of the model at temperature 1 without top-p; of a request with a grammar, renormalized over the
 tokens that it allows, since vLLM masks the logits before all else. vLLM's batch shapes vary, so logits differ by
 rounding from run to run.
+
+Seeds are cheap with vLLM's second model runner, the default of dense models: it draws Gumbel noise from a hash of the
+request's seed and the position, for all rows in one kernel. The first one has a torch generator for each seeded row and
+calls them one by one.
 """
 
+import logging
+import math
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +27,26 @@ from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.grammars.grammar import Constraint, Grammar
 from stepladder.core.requests import Finish, Generate, Generation
+from stepladder.core.trace import Author
 from stepladder.engines.base import EngineOptions, Replies, Session
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.engines.transformers.token_sampler import GREEDY_BELOW, Row
+from stepladder.engines.vllm.lora import LORA_RANKS, lora_rank, without_lora_wrappers
+from stepladder.engines.vllm.sampled_tokens import SampledTokens
+from stepladder.engines.vllm.settings import VLLMConfig, check_fits, loading_advice
 from stepladder.models.adapters import is_adapter
 from stepladder.models.gpu_memory import gpu_share
 from stepladder.models.loading import NO_CODE, context_limit_of, end_tokens, reason_of, wrap_library_errors
 from stepladder.models.resolve import resolve_full_model, resolve_model
 
-#: Set before vLLM is imported: the engine core stays in this process (its weights are accessible), no telemetry.
+log = logging.getLogger(__name__)
+
+#: Set before vLLM is imported: the engine core stays in this process (its scheduler and its weights are accessible),
+#: no telemetry.
 _ENV_DEFAULTS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 #: Batch sizes captured as CUDA graphs. Nothing is compiled: that would take minutes.
 _CAPTURE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 _DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16"}
-#: The maximum ranks of adapters that vLLM supports.
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VLLMEngine(InProcessEngine):
@@ -50,8 +60,9 @@ class VLLMEngine(InProcessEngine):
         *,
         dtype: str = "auto",
         max_batch: int = 1024,
-        gpu_memory_utilization: float = 0.85,
-        context_limit: int | None = None,
+        max_model_len: int | None = None,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = VLLMConfig().gpu_memory_utilization,
         adapter: str | Path | None = None,
         max_lora_rank: int | None = None,
         seeded: bool = True,
@@ -62,13 +73,18 @@ class VLLMEngine(InProcessEngine):
     ) -> None:
         """`model`: a folder, a GGUF file, a hub name, a built-in name, or an adapter (which names its base model).
 
-        `max_batch`: maximum number of running requests. `gpu_memory_utilization`: the fraction of the GPU's memory, or
-        of our share of it, for weights and KV cache. `adapter`: a LoRA folder to start with. `max_lora_rank`: the
+        `max_batch`: maximum number of running requests. `max_model_len`: the context length, by default the model's.
+        `tensor_parallel_size`: GPUs that share the layers. `gpu_memory_utilization`: the fraction of the GPU's memory,
+        or of our share of it, for weights and KV cache. `adapter`: a LoRA folder to start with. `max_lora_rank`: the
         highest rank of adapters loaded later. `seeded`: sampling depends on the request's seed alone; without it,
-        sampling also depends on the batch and large batches are faster. `tokenizer`: replaces the model's own; must
-        have the same ids. `chat`, `chat_template_kwargs`: as in `TransformersEngine`. `options` override the arguments
-        of `vllm.LLM`.
+        sampling also depends on the batch. `tokenizer`: replaces the model's own; must have the same ids. `chat`,
+        `chat_template_kwargs`: as in `TransformersEngine`. `options` override the arguments of `vllm.LLM`.
         """
+        settings = VLLMConfig(
+            max_model_len=max_model_len,
+            tensor_parallel_size=tensor_parallel_size,
+            gpu_memory_utilization=gpu_memory_utilization,
+        )
         vllm = _import_vllm()
         path = resolve_model(model)
         tokenizer_source = None
@@ -78,12 +94,15 @@ class VLLMEngine(InProcessEngine):
             tokenizer_source = str(path) if (path / "tokenizer_config.json").is_file() else None
             adapter, path = path, resolve_full_model(path)
         if adapter is not None:
-            max_lora_rank = max(max_lora_rank or 0, _lora_rank(Path(adapter)))
+            max_lora_rank = max(max_lora_rank or 0, lora_rank(Path(adapter)))
         name = str(path)
         with wrap_library_errors(lambda e: StepladderError(f"model '{model}' could not be loaded: {reason_of(e)}")):
             config = AutoConfig.from_pretrained(name, **NO_CODE).get_text_config()
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(tokenizer_source or name, **NO_CODE)
-        self.context_limit = context_limit or context_limit_of(config)
+        self.model_context = context_limit_of(config)
+        check_fits(name, config, settings, self.model_context, torch.cuda.device_count())
+        self.context_limit = max_model_len or self.model_context
+        self.tensor_parallel_size = tensor_parallel_size
         self.max_batch = max_batch
         self.seeded = seeded
         self.end_tokens = end_tokens(_generation_config(name), tokenizer)
@@ -100,6 +119,7 @@ class VLLMEngine(InProcessEngine):
             "dtype": _DTYPES[dtype],
             "max_model_len": self.context_limit,
             "max_num_seqs": max_batch,
+            "tensor_parallel_size": tensor_parallel_size,
             "gpu_memory_utilization": gpu_memory_utilization * gpu_share(),
             "enable_prefix_caching": True,
             "generation_config": "vllm",  # ignore sampling defaults (top-p, top-k, penalties) of the checkpoint
@@ -112,12 +132,19 @@ class VLLMEngine(InProcessEngine):
             "disable_log_stats": True,
         }
         if max_lora_rank is not None:
-            rank = next((each for each in _LORA_RANKS if each >= max_lora_rank), max_lora_rank)
+            rank = next((each for each in LORA_RANKS if each >= max_lora_rank), max_lora_rank)
             arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
         try:
             self.llm: Any = vllm.LLM(name, **(arguments | dict(options or {})))
         except (RuntimeError, ValueError) as error:
-            raise BackendDown(f"vLLM could not load '{model}': {error}") from error
+            problem = str(error).rstrip(".")
+            raise BackendDown(f"vLLM could not load '{model}': {problem}{loading_advice(problem)}") from error
+        self.sampled_tokens = SampledTokens.attach(self.llm.llm_engine, self.finish_of)
+        if self.sampled_tokens is None:
+            log.warning(
+                "vLLM's scheduler is not accessible in this process: log-probs and stop strings are vLLM's own, which "
+                "is slower (is VLLM_ENABLE_V1_MULTIPROCESSING set?)"
+            )
         if adapter is not None:
             self.use_adapter(adapter)
 
@@ -136,7 +163,21 @@ class VLLMEngine(InProcessEngine):
         """A session for continuous batching."""
         return _Session(self)
 
-    def _submit(self, row: Row) -> str:
+    def prepare(self, requests: Mapping[Hashable, Generate]) -> tuple[list[Row], Replies]:
+        """The rows to generate, and the replies to requests that need no generation or cannot run."""
+        rows, replies = super().prepare(requests)
+        if self.context_limit < self.model_context:
+            for key, reply in replies.items():
+                if not isinstance(reply, Generation) or any(each.author is Author.POLICY for each in reply.context):
+                    continue
+                length = sum(len(segment.tokens) for segment in reply.context)
+                replies[key] = BackendError(
+                    f"a prompt of {length:,} tokens does not fit max_model_len {self.context_limit:,}: raise it (the "
+                    f"model's context is {self.model_context:,} tokens)"
+                )
+        return rows, replies
+
+    def submit_row(self, row: Row) -> str:
         """Submit a row to vLLM; returns its request id."""
         sampled = row.sampling.temperature >= GREEDY_BELOW
         sampling_params = self._sampling_params(
@@ -144,41 +185,57 @@ class VLLMEngine(InProcessEngine):
             top_p=row.sampling.top_p if sampled else 1.0,
             max_tokens=row.max_new_tokens,
             seed=row.seed % 2**63 if sampled and self.seeded else None,
-            stop=list(row.stops) or None,
             stop_token_ids=sorted(self.end_tokens),
             ignore_eos=True,  # stop_token_ids has all of them
-            include_stop_str_in_output=True,
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
             logprobs=0,
             output_kind=self._output_kind,
             **({"structured_outputs": self._structured_outputs(regex=row.regex)} if row.regex else {}),
+            **({"detokenize": False} if self.sampled_tokens is not None else _stop_options(row)),
         )
         self._num_requests += 1
         name = str(self._num_requests)
         prompt = {"prompt_token_ids": row.prompt_tokens}
         try:
-            self.llm.llm_engine.add_request(name, prompt, sampling_params, lora_request=self._lora_request)
+            own = self.llm.llm_engine.add_request(name, prompt, sampling_params, lora_request=self._lora_request)
         except ValueError as error:
             if not row.regex:
                 raise
             raise BackendDown(f"vLLM refuses the grammar of format: constrained ({error}); use lenient") from error
-        return name
+        if self.sampled_tokens is None:
+            return name
+        self.sampled_tokens.add(own, row, self.closing_tokens_of(row.stops) if row.stops else frozenset())
+        return str(own)
+
+    def step(self) -> Mapping[str, Any]:
+        """Run one step of vLLM. By request id, what has ended: vLLM's reason, or vLLM's output with the tokens."""
+        outputs = self.llm.llm_engine.step()
+        if self.sampled_tokens is None:
+            return {output.request_id: output for output in outputs if output.finished}
+        ended = self.sampled_tokens.take_ended()
+        if stopped := [name for name, reason in ended.items() if not reason]:
+            self.llm.llm_engine.abort_request(stopped, internal=True)
+        return ended
 
     def constrain(self, row: Row, grammar: Grammar) -> None:
         """Allow a row only what a grammar allows: vLLM enforces a regular expression."""
         constraint = Constraint(grammar, row.max_new_tokens, "characters")
         row.grammar, row.regex = constraint.dumps(), constraint.regex
 
-    def _reply_from(self, row: Row, output: Any) -> Generation | BackendError:
-        """The reply of a finished row."""
-        (written,) = output.outputs
-        if written.finish_reason in ("abort", "error"):
+    def reply_from(self, row: Row, ended: Any) -> Generation | BackendError:
+        """The reply of a row that has ended; `ended`: vLLM's reason, or vLLM's output with the tokens."""
+        reason = ended
+        if not isinstance(ended, str):
+            (written,) = ended.outputs
+            reason = written.finish_reason
+            row.tokens = list(written.token_ids)
+            row.logprobs = [at[token].logprob for token, at in zip(row.tokens, written.logprobs or ())]
+        if reason in ("abort", "error"):
             if row.grammar:
                 raise BackendDown("vLLM cannot compile the grammar of format: constrained (see its log); use lenient")
-            return BackendError(f"vLLM ended the request without a reply ({written.finish_reason})")
-        row.tokens = list(written.token_ids)
-        row.logprobs = [min(at[token].logprob, 0.0) for token, at in zip(row.tokens, written.logprobs)]
+            return BackendError(f"vLLM ended the request without a reply ({reason})")
+        if any(math.isnan(value) for value in row.logprobs):
+            return BackendError("the model's logits are NaN: its weights are corrupt, or its dtype is too narrow")
+        row.logprobs = [min(value, 0.0) for value in row.logprobs]
         row.finish = (self.finish_of(row) if row.tokens else None) or Finish.END
         return self.reply_of(row)
 
@@ -198,17 +255,27 @@ class VLLMEngine(InProcessEngine):
         self._lora_request = LoRARequest(f"{lora_id} {path}", lora_id, str(path))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace the model's weights; names are those of the checkpoint."""
+        """Replace weights of the model, in memory; names are those of the checkpoint."""
+        if self.tensor_parallel_size > 1:
+            raise StepladderError("weights in training cannot be sent to a vLLM with tensor_parallel_size above 1")
+        self._finish_steps()
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        with torch.no_grad(), _without_lora_wrappers(runner.model) as model:
-            for weight in weights:
-                model.load_weights([weight])
+        with torch.no_grad(), without_lora_wrappers(runner.model) as model:
+            model.load_weights(weights)
         self.reset_prefix_cache()
 
     def reset_prefix_cache(self) -> None:
         """Drop cached prefixes."""
+        self._finish_steps()
         if not self.llm.llm_engine.reset_prefix_cache():
             raise BackendDown("vLLM still has running requests: its prefix cache can only be reset between requests")
+
+    def _finish_steps(self) -> None:
+        """Take in the step that vLLM has begun ahead of time for rows that were aborted since."""
+        if self.sampled_tokens is None or self.sampled_tokens.running:
+            return
+        while getattr(self.llm.llm_engine.engine_core.engine_core, "batch_queue", None):
+            self.llm.llm_engine.step()
 
     def close(self) -> None:
         """Free the GPU's memory."""
@@ -223,7 +290,11 @@ def build(options: EngineOptions) -> VLLMEngine:
     if options.model is None:
         raise StepladderError("the vllm engine needs a model: --model FOLDER or a hub name")
     return VLLMEngine(
-        options.model, dtype=options.dtype, max_batch=options.max_batch, chat_template_kwargs=options.chat_options
+        options.model,
+        dtype=options.dtype,
+        max_batch=options.max_batch,
+        chat_template_kwargs=options.chat_options,
+        **dict(options.vllm or {}),
     )
 
 
@@ -241,34 +312,27 @@ class _Session(Session):
         rows, replies = self.engine.prepare(requests)
         self.ready |= replies
         for row in rows:
-            self.rows[self.engine._submit(row)] = row
+            self.rows[self.engine.submit_row(row)] = row
 
     def step(self) -> Replies:
         """Run until at least one request finishes."""
         replies, self.ready = self.ready, {}
         while not replies and self.rows:
-            for output in self.engine.llm.llm_engine.step():
-                row = self.rows.pop(output.request_id, None) if output.finished else None
+            for name, ended in self.engine.step().items():
+                row = self.rows.pop(name, None)
                 if row is not None:  # otherwise it belongs to an abandoned session
-                    replies[row.key] = self.engine._reply_from(row, output)
+                    replies[row.key] = self.engine.reply_from(row, ended)
         return replies
 
 
-@contextmanager
-def _without_lora_wrappers(model: torch.nn.Module) -> Iterator[Any]:
-    """The model without vLLM's LoRA wrappers, so that weights have their checkpoint names."""
-    wrapped = [
-        (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], layer)
-        for name, layer in model.named_modules(remove_duplicate=False)
-        if isinstance(getattr(layer, "base_layer", None), torch.nn.Module)
-    ]
-    for parent, name, layer in wrapped:
-        setattr(parent, name, layer.base_layer)
-    try:
-        yield model
-    finally:
-        for parent, name, layer in wrapped:
-            setattr(parent, name, layer)
+def _stop_options(row: Row) -> dict[str, Any]:
+    """vLLM's own stop strings, on text with special tokens."""
+    return {
+        "stop": list(row.stops) or None,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+    }
 
 
 def _import_vllm() -> Any:
@@ -289,12 +353,3 @@ def _generation_config(model: str) -> GenerationConfig | None:
         return GenerationConfig.from_pretrained(model)
     except OSError:  # no generation_config.json
         return None
-
-
-def _lora_rank(adapter: Path) -> int:
-    from peft import PeftConfig
-
-    rank = getattr(PeftConfig.from_pretrained(str(adapter)), "r", None)
-    if not isinstance(rank, int):
-        raise StepladderError(f"{adapter} is not a LoRA adapter; vLLM supports no other kind")
-    return rank
