@@ -28,9 +28,9 @@ _STATE = {"adafactor": 0.1, "sgd": 0.0, "adagrad": 4.0, "rmsprop": 4.0, "lion_32
 #: The cache of prefixes on a CPU: this share of the memory, at most.
 _PREFIX_SHARE, _PREFIX_MOST = 0.1, 4 * GIB
 #: Bytes that the cache has on a CPU, relative to those of the whole context of every request.
-_CACHED = 1.6
-#: Memory of a backward pass beside what the forward pass saved, on a CPU, where nothing is freed in between.
-_BACKWARD = {True: 1.5, False: 1.0}
+_CACHED = 1.35
+#: Buffers of a backward pass on a CPU.
+_BUFFERS = 0.25e9
 
 
 @dataclass(slots=True)
@@ -212,20 +212,24 @@ def _activations(
     checkpointing = bool(getattr(settings, "gradient_checkpointing", False))
     per_token = shape.activation_bytes(lora=rank, bf16=setup.bf16, checkpointing=checkpointing)
     share = 1.0 if kind == "dpo" else training.predicted / max(training.tokens, 1.0)
-    per_token = (per_token + share * shape.logit_bytes(setup.bf16)) * _BACKWARD[setup.cluster.is_cpu]
+    per_token += share * shape.logit_bytes(setup.bf16)
+    buffers = _BUFFERS if setup.cluster.is_cpu else 0.0
     rows = training.batch / (settings.gradient_accumulation_steps * setup.processes)
     longest = padded(training.longest)
     # Rows of similar length are together: the longest batch has rows like the longest.
-    batch = rows * (training.example + (longest - training.example) * 0.75)
+    # In grpo, rows are computed in groups of similar length.
+    spread = 0.1 if kind == "grpo" else 0.75
+    batch = rows * (training.example + (longest - training.example) * spread)
     batch = max(batch, longest)
     splits = kind in ("sft", "rft", "grpo") and shape.parameters >= _SMALL
     if not splits:
-        return batch * per_token, batch * per_token
+        return batch * per_token + buffers, batch * per_token + buffers
     share_of = (
         _FREE_CPU * setup.cluster.memory if setup.cluster.is_cpu else _FREE_CUDA * max(setup.cluster.memory - used, 0)
     )
     limit = max(share_of / _assumed_bytes(shape, setup, checkpointing=checkpointing), _MIN_TOKENS)
-    return max(longest, min(batch, _MIN_TOKENS)) * per_token, max(longest, min(batch, limit)) * per_token
+    least, expected = max(longest, min(batch, _MIN_TOKENS)), max(longest, min(batch, limit))
+    return least * per_token + buffers, expected * per_token + buffers
 
 
 def _assumed_bytes(shape: ModelShape, setup: Setup, *, checkpointing: bool) -> float:

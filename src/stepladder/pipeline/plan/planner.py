@@ -16,7 +16,12 @@ from stepladder.pipeline.plan.memory_model import Setup, StageMemory, generation
 from stepladder.pipeline.plan.model_shape import ModelShape, find_shape
 from stepladder.pipeline.plan.stage_work import StageWork, WorkModel
 from stepladder.pipeline.plan.time_model import StageTime, stage_time
-from stepladder.pipeline.plan.transcript_profile import TranscriptProfile, count_transcripts, mean_profile
+from stepladder.pipeline.plan.transcript_profile import (
+    TranscriptProfile,
+    count_transcripts,
+    mean_profile,
+    within_limits,
+)
 from stepladder.pipeline.recipe import Recipe, Stage
 
 TRAINED = ("sft", "rft", "prm", "dpo", "grpo")
@@ -154,7 +159,7 @@ def find_profile(recipe: Recipe) -> TranscriptProfile:
         if (each["data"], each["agent"], each["k"]) == (name, shared.agent, shared.search.k)
     ]
     if names and len(found) == len(names) and shared.data.index is None:
-        return mean_profile(found)
+        return within_limits(mean_profile(found), shared.episode.max_steps, shared.episode.max_tokens)
     try:
         return count_transcripts(shared)
     except StepladderError as error:

@@ -176,7 +176,7 @@ class WorkModel:
             min(trees, settings.max_concurrent_trees) * min(settings.parallel, constants["parallel"]),
             profile.context,
             constants["asked"] * trees * steps,
-            1.2 * trees * steps,
+            1.3 * trees * steps,
             low=0.6 * low / steps,
             high=max(high / steps, 1.2),
         )

@@ -6,7 +6,7 @@ policy writes about as much as the oracle; an untrained one may write more.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -128,3 +128,10 @@ def mean_profile(profiles: Sequence[TranscriptProfile]) -> TranscriptProfile:
         sum(each.passages for each in profiles),
         profiles[0].source,
     )
+
+
+def within_limits(profile: TranscriptProfile, max_steps: int, max_tokens: int) -> TranscriptProfile:
+    """The profile of episodes with at most so many steps, and tokens per step."""
+    share = min(max_steps / profile.steps, 1.0)
+    cut = replace(profile, steps=profile.steps * share, searches=profile.searches * share, read=profile.read * share)
+    return replace(cut, written=min(profile.written * share, cut.steps * max_tokens))
