@@ -13,7 +13,8 @@ export.py         export, adapter
 index.py          index build, search, info, check
 data.py           data get, list
 serve.py          serve, serve-agent
-demo.py, doctor.py
+demo.py           demo
+machine/          doctor, plan
 """
 
 import sys
@@ -26,10 +27,11 @@ from stepladder.cli.ask_eval import ask_command, eval_command
 from stepladder.cli.data import app as data_app
 from stepladder.cli.declarations import ERR, say
 from stepladder.cli.demo import demo_command
-from stepladder.cli.doctor import doctor_command
 from stepladder.cli.explore import explore_command, pairs_command
 from stepladder.cli.export import adapter_command, export_command
 from stepladder.cli.index import app as index_app
+from stepladder.cli.machine.doctor import doctor_command
+from stepladder.cli.machine.plan import plan_command
 from stepladder.cli.recipes import recipes_command
 from stepladder.cli.reports import compare_command, report_command, study_command, tree_command
 from stepladder.cli.serve import serve_agent_command, serve_command
@@ -53,9 +55,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 for command in (
-    *(demo_command, ask_command, eval_command, recipes_command, run_command, explore_command, tree_command),
-    *(pairs_command, prm_command, report_command, compare_command, study_command, export_command, adapter_command),
-    *(serve_command, serve_agent_command, doctor_command),
+    *(demo_command, ask_command, eval_command, recipes_command, plan_command, run_command, explore_command),
+    *(tree_command, pairs_command, prm_command, report_command, compare_command, study_command, export_command),
+    *(adapter_command, serve_command, serve_agent_command, doctor_command),
 ):
     app.command(name=command.__name__.removesuffix("_command").replace("_", "-"))(command)
 app.add_typer(train_app, name="train")

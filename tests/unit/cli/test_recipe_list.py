@@ -18,9 +18,7 @@ def test_every_recipe_says_what_it_does_and_needs(capsys: pytest.CaptureFixture[
     assert nano["about"].endswith("prorag-nano-large has the same stages with more data.")
     assert (nano["model"], nano["data"], nano["needs"]) == ("nano", "atlas", "a CPU; no key, no download")
     assert nano["time"] == "7 minutes on two cores with fast bf16, 24 without"
-    assert real["needs"].startswith(
-        "one GPU from about 40 GB on, the extra vllm, the questions of three published sets"
-    )
+    assert real["needs"].startswith("one GPU from 40 GB on, the extra vllm, the questions of three published sets")
     assert real["needs"].endswith("(docs/data.md)"), "continued lines belong to it"
 
 

@@ -1,12 +1,14 @@
 """The recipes for real models: what they name exists, and what their comments say can be typed."""
 
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepladder import cli
 from stepladder.data import PUBLISHED
 from stepladder.models import NAMED
 from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
@@ -41,7 +43,7 @@ def overrides_in(text: str) -> list[str]:
 
 def changes_in(name: str) -> list[list[str]]:
     """The changes that the comment of a recipe speaks of, those in one sentence or command together."""
-    groups = re.split(r"\. |, | stepladder run | and on ", header_of(name))
+    groups = re.split(r"\. |, | stepladder (?:run|plan) | and on ", header_of(name))
     return [overrides_in(group) for group in groups if overrides_in(group)]
 
 
@@ -69,8 +71,8 @@ def test_no_stage_asks_for_more_dev_questions_than_are_held_out(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in REAL if "qwen" in name])
-def test_what_nobody_has_run_says_that_its_figures_are_estimates(name: str) -> None:
-    assert "Not run yet. Memory and time are ESTIMATES, calculated and not measured" in header_of(name)
+def test_what_nobody_has_run_says_that_its_figures_are_predictions(name: str) -> None:
+    assert "Not run yet. Memory and time are predictions of `stepladder plan`" in header_of(name)
     recipe = as_shipped(name)
     assert recipe.shared.engine == "vllm"
     players = [stage.settings.engine for stage in recipe.stages if isinstance(stage.settings, GRPOConfig)]
@@ -82,6 +84,24 @@ def test_the_changes_that_a_comment_speaks_of_can_be_made(name: str) -> None:
     assert changes_in(name)
     for overrides in changes_in(name):
         assert load_recipe(name, overrides) != as_shipped(name), overrides
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if "qwen" in name])
+def test_it_fits_the_hardware_that_its_header_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPLADDER_CACHE", str(tmp_path))  # the stored rates, whatever was measured here
+    text = shipped()[name].read_text(encoding="utf-8").partition("\n\n")[0]
+    commands = re.findall(r"^#     stepladder (plan .*)$", re.sub(r"\\\n# +", "", text), re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert cli.main(shlex.split(command)) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["prorag-qwen3-8b", "reasonrag-qwen2.5-7b"])
+def test_recipes_of_the_papers_list_their_differences(name: str) -> None:
+    _, _, differences = header_of(name).partition("Differences from the paper, all deliberate:")
+    assert differences.count(" - ") >= 5
 
 
 def test_search_r1_rolls_out_four_times_the_questions_of_prorag_and_scores_no_step() -> None:
@@ -105,6 +125,10 @@ def test_prorag_at_its_papers_size_has_its_papers_constants() -> None:
     assert (grpo.questions, grpo.num_generations, grpo.learning_rate, grpo.process_weight) == (10_000, 8, 1e-5, 0.3)
     assert (grpo.lora.r, grpo.lora.lora_alpha, grpo.temperature, grpo.normalize) == (16, 32, 1.0, "tokens")
     assert (grpo.rewards.f1_weight, grpo.rewards.min_f1, grpo.rewards.format_bonus) == (2.0, 0.2, 1.0)
+    # The reference adds a constant to every step, which has no effect; and fine-tunes on samples without tag weights.
+    assert grpo.rewards.step_format_bonus == 0
+    assert settings_of(recipe, "rft").tag_weights == {}
+    assert {Path(part).name for part in (recipe.shared.data.name or "").split("+")} == {"hotpotqa", "musique"}
     assert (settings_of(recipe, "prm").objective, settings_of(recipe, "prm").num_train_epochs) == ("pairs", 3)
     assert (settings_of(recipe, "rft").temperature, settings_of(recipe, "rft").threshold) == (0.8, 0.0)
 

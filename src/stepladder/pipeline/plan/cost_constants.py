@@ -1,0 +1,189 @@
+"""The rates of a device: measured on it, or scaled from a measured one by the datasheets.
+
+In: `constants.yaml`, and `plan-rates.yaml` in the user's cache, which `stepladder plan --measure` writes. Out: `Rates`,
+with their source and date. What is scaled is marked: achieved FLOP/s by the ratio of peak FLOP/s, memory traffic by the
+device's own bandwidth; what the host does per layer and row stays.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from stepladder.core.errors import StepladderError
+from stepladder.models.resolve import cache_folder
+from stepladder.pipeline.plan.gpu_cluster import CPU, Cluster
+
+#: The measured GPU that others are scaled from.
+_REFERENCE = "H200-141G"
+#: FLOP/s by hidden size.
+Points = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRates:
+    """How fast an engine generates."""
+
+    #: Per layer and decoding step, whatever the number of rows; and per new token.
+    layer_seconds: float
+    row_seconds: float
+    #: Achieved when many tokens are read at once, by hidden size.
+    flops: Points
+    #: Achieved when one token per row is decoded; None: as above.
+    decode_flops: Points | None = None
+    #: Whether the work per row runs beside the GPU's.
+    overlap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device achieves."""
+
+    device: str
+    source: str
+    date: str
+    #: The measured device that these figures are scaled from; None if they were measured.
+    scaled_from: str | None
+    #: Bytes per second that decoding reads.
+    bandwidth: float
+    generation: Mapping[str, EngineRates]
+    #: FLOP/s of a forward and a backward pass, by hidden size; and seconds per update beside them.
+    training: Points
+    update_seconds: float
+    start_seconds: Mapping[str, float]
+    #: Memory of a process beside its tensors; and what allocations take, relative to the tensors.
+    process_bytes: float
+    memory_factor: float
+    disk_bytes_per_second: float
+    search_seconds: float
+    #: What a request costs beside the engine: rendering, reading, the driver.
+    request_seconds: float
+
+    def engine(self, name: str) -> EngineRates:
+        """The rates of an engine; of one that was not measured here, those of `transformers`."""
+        return self.generation.get(name, self.generation["transformers"])
+
+    def label(self) -> str:
+        """Where the figures come from, in one line."""
+        scaled = f", scaled from {self.scaled_from} by the datasheets (not measured)" if self.scaled_from else ""
+        return f"{self.device}: {self.source}, {self.date}{scaled}"
+
+
+def interpolate(points: Points, hidden: int) -> float:
+    """A rate at a hidden size: between two measured ones by powers, beyond them that of the nearest.
+
+    >>> interpolate({100: 1.0, 400: 4.0}, 200), interpolate({100: 1.0, 400: 4.0}, 1600)
+    (2.0, 4.0)
+    """
+    known = sorted(points.items())
+    if hidden <= known[0][0]:
+        return known[0][1]
+    for (left, low), (right, high) in pairwise(known):
+        if hidden <= right:
+            share = math.log(hidden / left) / math.log(right / left)
+            return float(round(low * (high / low) ** share, 12))
+    return known[-1][1]
+
+
+@cache
+def constants() -> dict[str, Any]:
+    """The contents of `constants.yaml`."""
+    text = Path(__file__).with_name("constants.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def measured_file() -> Path:
+    """Where `--measure` stores the rates of this machine."""
+    return cache_folder() / "plan-rates.yaml"
+
+
+def stored_rates() -> dict[str, Any]:
+    """The rates that `--measure` stored, by device."""
+    path = measured_file()
+    if not path.is_file():
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for device, entry in found.items():
+            _read(device, entry)
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StepladderError(
+            f"{path} is damaged ({type(error).__name__}: {error}): delete it, and measure again with --measure"
+        ) from error
+    return dict(found)
+
+
+def rates_of(cluster: Cluster) -> Rates:
+    """The rates of a device."""
+    measured = {**constants()["rates"], **stored_rates()}
+    if cluster.device in measured:
+        return _read(cluster.device, measured[cluster.device])
+    if cluster.is_cpu:
+        return _read(CPU, measured[CPU])
+    devices = constants()["devices"]
+    own, reference = devices[cluster.device], devices[_REFERENCE]
+    return _scaled(_read(_REFERENCE, measured[_REFERENCE]), cluster.device, own, own["flops"] / reference["flops"])
+
+
+def _scaled(rates: Rates, device: str, own: Mapping[str, float], factor: float) -> Rates:
+    def scale(points: Points) -> Points:
+        return {hidden: value * factor for hidden, value in points.items()}
+
+    engines = {
+        name: EngineRates(each.layer_seconds, each.row_seconds, scale(each.flops), None, each.overlap)
+        for name, each in rates.generation.items()
+    }
+    return Rates(
+        device,
+        rates.source,
+        rates.date,
+        rates.device,
+        float(own["bandwidth"]),
+        engines,
+        scale(rates.training),
+        rates.update_seconds,
+        rates.start_seconds,
+        rates.process_bytes,
+        rates.memory_factor,
+        rates.disk_bytes_per_second,
+        rates.search_seconds,
+        rates.request_seconds,
+    )
+
+
+def _read(device: str, entry: Mapping[str, Any]) -> Rates:
+    def points(found: Mapping[Any, Any] | None) -> Points | None:
+        return None if found is None else {int(hidden): float(value) for hidden, value in found.items()}
+
+    engines = {
+        name: EngineRates(
+            float(each["layer_seconds"]),
+            float(each["row_seconds"]),
+            points(each["flops"]) or {},
+            points(each.get("decode_flops")),
+            bool(each.get("overlap", False)),
+        )
+        for name, each in entry["generation"].items()
+    }
+    return Rates(
+        device,
+        str(entry["source"]),
+        str(entry["date"]),
+        None,
+        float(entry["bandwidth"]),
+        engines,
+        points(entry["training"]["flops"]) or {},
+        float(entry["training"]["update_seconds"]),
+        {name: float(value) for name, value in entry["start_seconds"].items()},
+        float(entry["process_bytes"]),
+        float(entry["memory_factor"]),
+        float(entry["disk_bytes_per_second"]),
+        float(entry["search_seconds"]),
+        float(entry["request_seconds"]),
+    )

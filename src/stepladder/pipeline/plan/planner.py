@@ -1,0 +1,260 @@
+"""The plan of a recipe: memory and time of every stage on some hardware, what does not fit, and what would.
+
+In: a recipe and a `Cluster`. Out: a `Plan`. For a stage that does not fit, settings are changed one after the other
+and planned again; those that make it fit are suggested.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from stepladder.core.errors import StepladderError
+from stepladder.pipeline.plan.cost_constants import Rates, constants, rates_of
+from stepladder.pipeline.plan.fitting import Advice, advise
+from stepladder.pipeline.plan.gpu_cluster import Cluster
+from stepladder.pipeline.plan.memory_model import Setup, StageMemory, generation_memory, training_memory, vllm_plan
+from stepladder.pipeline.plan.model_shape import ModelShape, find_shape
+from stepladder.pipeline.plan.stage_work import StageWork, WorkModel
+from stepladder.pipeline.plan.time_model import StageTime, stage_time
+from stepladder.pipeline.plan.transcript_profile import (
+    TranscriptProfile,
+    count_transcripts,
+    mean_profile,
+    within_limits,
+)
+from stepladder.pipeline.recipe import Recipe, Stage
+
+TRAINED = ("sft", "rft", "prm", "dpo", "grpo")
+#: How several GPUs train: every process has all states, or a share of them.
+STRATEGIES = ("fsdp", "ddp", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What one stage needs."""
+
+    name: str
+    kind: str
+    #: Devices that it uses.
+    devices: int
+    work: StageWork
+    memory: StageMemory
+    time: StageTime
+    #: Memory of one device, in bytes.
+    limit: float
+    #: Why it cannot run here although the memory might do; empty if it can.
+    problem: str = ""
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can run."""
+        return not self.problem and self.memory.needed <= self.limit
+
+    @property
+    def device_hours(self) -> float:
+        """Hours of all devices that it uses."""
+        return self.devices * self.time.expected / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan of a recipe."""
+
+    recipe: str
+    cluster: Cluster
+    shape: ModelShape
+    profile: TranscriptProfile
+    rates: Rates
+    strategy: str
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage can run."""
+        return all(stage.fits for stage in self.stages)
+
+    def seconds(self) -> tuple[float, float, float]:
+        """The expected time of all stages, and its range."""
+        times = [stage.time for stage in self.stages]
+        return sum(each.expected for each in times), sum(each.low for each in times), sum(each.high for each in times)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        expected, low, high = self.seconds()
+        return {
+            "recipe": self.recipe,
+            "hardware": str(self.cluster),
+            "strategy": self.strategy,
+            "model": {"name": self.shape.name, "parameters": self.shape.parameters},
+            "rates": {
+                "source": self.rates.source, "date": self.rates.date, "scaled_from": self.rates.scaled_from
+            },
+            "transcripts": asdict(self.profile),
+            "fits": self.fits,
+            "seconds": expected,
+            "seconds_low": low,
+            "seconds_high": high,
+            "device_hours": sum(stage.device_hours for stage in self.stages),
+            "stages": [_plain_stage(stage) for stage in self.stages],
+        }  # fmt: skip
+
+
+def _plain_stage(stage: StagePlan) -> dict[str, Any]:
+    return {
+        "name": stage.name,
+        "kind": stage.kind,
+        "devices": stage.devices,
+        "fits": stage.fits,
+        "problem": stage.problem,
+        "memory": {
+            "needed": stage.memory.needed, "expected": stage.memory.expected, "limit": stage.limit,
+            "parts": stage.memory.parts(),
+        },
+        "seconds": stage.time.expected,
+        "seconds_low": stage.time.low,
+        "seconds_high": stage.time.high,
+        "seconds_by_part": stage.time.parts,
+        "device_hours": stage.device_hours,
+        "tokens": {
+            "written": sum(each.written for each in stage.work.generations),
+            "read": sum(each.read for each in stage.work.generations),
+            "scored": stage.work.scored,
+            "trained": stage.work.training.tokens if stage.work.training else 0.0,
+        },
+        "judge": {"calls": stage.work.calls, "tokens": stage.work.call_tokens},
+        "notes": list(stage.work.notes),
+        "advice": [asdict(each) for each in stage.advice],
+    }  # fmt: skip
+
+
+def plan_recipe(
+    recipe: Recipe, cluster: Cluster, *, strategy: str = "fsdp", profile: TranscriptProfile | None = None
+) -> Plan:
+    """The plan of a recipe."""
+    stored, shared = constants(), recipe.shared
+    known: Mapping[str, Any] = stored["models"]
+    served = shared.engine == "openai"
+    shape = find_shape("tiny" if served else shared.policy, dict(known))
+    profile = profile or find_profile(recipe)
+    rates = rates_of(cluster)
+    works = WorkModel(recipe, profile, stored["trees"])
+    planner = _Planner(recipe, cluster, shape, profile, rates, strategy)
+    stages = [planner.plan(stage, works.of(stage)) for stage in recipe.stages]
+    return Plan(recipe.name, cluster, shape, profile, rates, strategy, tuple(stages))
+
+
+def find_profile(recipe: Recipe) -> TranscriptProfile:
+    """The stored lengths of transcripts of this agent and data, or counted ones."""
+    shared = recipe.shared
+    names = [each.rpartition("/")[2] for each in (shared.data.name or "").split("+")]
+    stored = constants()
+    found = [
+        TranscriptProfile(
+            **{name: value for name, value in each.items() if name not in ("data", "agent", "k")},
+            source=f"stored, {stored['transcripts_date']}",
+        )
+        for name in names
+        for each in stored["transcripts"]
+        if (each["data"], each["agent"], each["k"]) == (name, shared.agent, shared.search.k)
+    ]
+    if names and len(found) == len(names) and shared.data.index is None:
+        return within_limits(mean_profile(found), shared.episode.max_steps, shared.episode.max_tokens)
+    try:
+        return count_transcripts(shared)
+    except StepladderError as error:
+        raise StepladderError(
+            f"the lengths of this recipe's transcripts are not stored, and cannot be counted: {error}. Give them: "
+            "--tokens-read N --tokens-written N"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Plans single stages of a recipe."""
+
+    recipe: Recipe
+    cluster: Cluster
+    shape: ModelShape
+    profile: TranscriptProfile
+    rates: Rates
+    strategy: str
+
+    def plan(self, stage: Stage, work: StageWork) -> StagePlan:
+        """The plan of a stage, with advice if it does not fit."""
+        found = self._plan(stage, work, stage.settings, self.recipe.shared, self.cluster, self.strategy)
+        if found.fits:
+            return found
+        return replace(found, advice=tuple(self._advice(stage, work)))
+
+    def _advice(self, stage: Stage, work: StageWork) -> Sequence[Advice]:
+        def missing(settings: Any, shared: Any, cluster: Cluster, strategy: str) -> float:
+            found = self._plan(stage, work, settings, shared, cluster, strategy)
+            if found.fits:
+                return 0.0
+            # A problem beside the memory weighs more than any shortage.
+            return max(found.memory.needed - found.limit, 1.0) + (1e15 if found.problem else 0.0)
+
+        return advise(stage, self.recipe.shared, self.cluster, self.strategy, self.profile, missing)
+
+    def _plan(
+        self, stage: Stage, work: StageWork, settings: Any, shared: Any, cluster: Cluster, strategy: str
+    ) -> StagePlan:
+        trains = work.training is not None
+        many = 1 if cluster.is_cpu else cluster.count
+        processes = many if trains and strategy != "none" else 1
+        bf16 = self._bf16(settings, shared, cluster, trains=trains)
+        setup = Setup(cluster, self.rates, processes, strategy == "fsdp" and processes > 1, bf16)
+        engines = 1 if trains else self._engines(shared, many)
+        if trains:
+            memory = training_memory(self.shape, work, setup, shared, settings, stage.kind)
+        else:
+            copies = 2 if work.scored else 1
+            memory = generation_memory(self.shape, work, setup, shared, settings, copies=copies)
+        time = stage_time(self.shape, work, setup, shared, settings, passages=self.profile.passages, engines=engines)
+        return StagePlan(
+            stage.name, stage.kind, max(processes, engines), work, memory, time, cluster.memory,
+            self._problem(work, settings, shared, setup),
+        )  # fmt: skip
+
+    def _problem(self, work: StageWork, settings: Any, shared: Any, setup: Setup) -> str:
+        """What prevents the stage from running, beside its total memory."""
+        trains = work.training is not None
+        if trains:
+            parts = settings.gradient_accumulation_steps * setup.processes
+            if settings.batch_size % parts:
+                return f"batch_size {settings.batch_size} cannot be divided by {parts} (accumulation x processes)"
+        vllm = vllm_plan(self.shape, setup, shared, settings, trains=trains)
+        if vllm is None or not work.generations:
+            return ""
+        if setup.cluster.is_cpu:
+            return "engine: vllm needs a GPU"
+        if vllm.needed > vllm.taken:
+            return (
+                f"vLLM's share of {vllm.share:g} is {vllm.taken / 1e9:,.0f} GB; weights, buffers and one row of "
+                f"{vllm.limit:,} tokens need {vllm.needed / 1e9:,.0f} GB"
+            )
+        if vllm.limit < self.profile.longest:
+            return f"the longest transcript has {self.profile.longest:,} tokens, vLLM's limit is {vllm.limit:,}"
+        return ""
+
+    @staticmethod
+    def _bf16(settings: Any, shared: Any, cluster: Cluster, *, trains: bool) -> bool:
+        name = getattr(settings, "precision", "auto") if trains else shared.dtype
+        if not cluster.is_cpu:
+            return bool(name != "fp32")
+        if name != "bf16":
+            return False
+        import torch
+
+        from stepladder.models.loading import pick_dtype
+
+        return pick_dtype("bf16", torch.device("cpu")) is torch.bfloat16
+
+    @staticmethod
+    def _engines(shared: Any, devices: int) -> int:
+        """Engines that share the work: with Ray its workers, else one."""
+        ray = getattr(shared, "ray", None)
+        if ray is None:
+            return 1
+        return max(min(int(getattr(ray, "workers", None) or devices), devices), 1)

@@ -1,0 +1,349 @@
+"""What a stage does, in tokens: what it generates, scores and trains.
+
+In: a stage of a recipe, the lengths of transcripts, what earlier stages wrote. Out: a `StageWork`. Counts that the
+recipe fixes (questions, samples, epochs) are exact; those that depend on the policy (branches of trees, pairs, kept
+samples) are estimates, with a low and a high factor.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stepladder.pipeline.plan.transcript_profile import TranscriptProfile
+from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER
+
+#: Questions of a split whose size the recipe does not say.
+_SPLIT = 1000
+#: A judge's reply, and what it reads beside the transcript, in tokens.
+_JUDGE_WRITTEN, _JUDGE_READ = 80, 600
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Text that the policy writes."""
+
+    what: str
+    #: Tokens written, other tokens of these contexts, and searches.
+    written: float
+    read: float
+    searches: float
+    #: Transcripts that could be generated together, and their mean length.
+    at_once: float
+    context: float
+    #: Requests to the engine, one per step; and those whose keys and values may be in the cache together.
+    requests: float
+    cached: float
+    #: `shared`: the engine of the recipe. `trainer`: that of a trainer, with the weights in training.
+    by: str = "shared"
+    #: The amount may be between these factors of the estimate.
+    low: float = 0.9
+    high: float = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Forward and backward passes."""
+
+    #: Tokens of all examples and epochs, and those that are predicted.
+    tokens: float
+    predicted: float
+    updates: int
+    #: Examples per update, tokens of a mean and of the longest one.
+    batch: int
+    example: float
+    longest: int
+    #: Further forward passes over the same tokens: a reference model.
+    extra_forward: float = 0.0
+    #: Times that a checkpoint is written.
+    saves: int = 1
+    low: float = 0.9
+    high: float = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """Everything that a stage does."""
+
+    generations: tuple[Generation, ...] = ()
+    training: Training | None = None
+    #: Tokens that a reward model reads.
+    scored: float = 0.0
+    #: Calls of a judge or a model behind a server, and their tokens.
+    calls: float = 0.0
+    call_tokens: float = 0.0
+    #: What was assumed.
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Outputs:
+    """Estimates of what earlier stages wrote, by stage."""
+
+    #: Trees: how many, nodes per tree.
+    trees: dict[str, tuple[float, float]] = field(default_factory=dict)
+    pairs: dict[str, float] = field(default_factory=dict)
+
+
+class WorkModel:
+    """The work of the stages of a recipe, in order."""
+
+    def __init__(self, recipe: Recipe, profile: TranscriptProfile, trees: Mapping[str, float]) -> None:
+        """`trees`: the constants of tree search."""
+        self.recipe, self.profile, self.constants = recipe, profile, trees
+        self.outputs = Outputs()
+
+    def of(self, stage: Stage) -> StageWork:
+        """The work of the next stage."""
+        kind = stage.kind.replace("-", "_")
+        described: StageWork = getattr(self, f"_{kind}", lambda _: StageWork(notes=("not estimated",)))(stage)
+        player = stage.inputs.get("policy")
+        if player == ORACLE:
+            return StageWork(notes=("the oracle plays: no model",))
+        if player == SERVER or (player == BASE and self.recipe.shared.engine == "openai"):
+            written = sum(each.written for each in described.generations)
+            read = sum(each.read for each in described.generations)
+            calls = written / max(self.profile.written, 1) * self.profile.steps
+            note = "played by a model behind a server: its tokens, without cached prefixes"
+            return StageWork(calls=calls, call_tokens=written + read, notes=(*described.notes, note))
+        return described
+
+    # --- episodes
+
+    def _episodes(self, what: str, count: float, *, by: str = "shared", at_once: float | None = None) -> Generation:
+        profile = self.profile
+        written, read, searches = (count * each for each in (profile.written, profile.read, profile.searches))
+        requests, together = count * profile.steps, at_once or count
+        # Trainers drop the cache after every rollout and dev evaluation.
+        cached = together * profile.steps if by == "trainer" else requests
+        return Generation(what, written, read, searches, together, profile.context, requests, cached, by)
+
+    def _dev(self, settings: Any, updates: int, per_epoch: int) -> tuple[tuple[Generation, ...], int]:
+        """The dev evaluations of a trainer, and how many checkpoints are written."""
+        every = settings.eval_steps or per_epoch
+        times = max(math.ceil(updates / max(every, 1)), 1)
+        questions = getattr(settings, "dev_questions", 0)
+        scored = times + int(bool(getattr(settings, "eval_on_start", False)))
+        if not questions:
+            return (), times
+        return (self._episodes("dev", questions * scored, by="trainer", at_once=questions),), times
+
+    def _eval(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        count = settings.limit or _SPLIT
+        notes = () if settings.limit else (f"the split is assumed to have {_SPLIT:,} questions",)
+        guide = settings.guide
+        if guide is None:
+            return StageWork((self._episodes("episodes", count),), notes=notes)
+        times = guide.simulations if guide.strategy == "mcts" else guide.n
+        times *= guide.beams if guide.strategy == "beam" else 1
+        played = self._episodes("guided episodes", count * times, at_once=count * guide.n)
+        # Candidates of one state share what they read.
+        shared = replace(played, read=played.read / 2, low=0.5, high=1.2)
+        scored = count * times * self.profile.tokens if guide.by == "prm" else 0.0
+        return StageWork((shared,), scored=scored, notes=notes)
+
+    def _prm_eval(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        count = settings.questions * settings.num_generations
+        # The episodes, and gold chains with three corrupted copies.
+        scored = (count + 4 * settings.questions) * self.profile.tokens
+        if settings.score_trees:
+            trees, nodes = self._trees_of(stage)
+            scored += trees * nodes * self.profile.tokens / 2
+        return StageWork((self._episodes("episodes", count),), scored=scored)
+
+    # --- trees
+
+    def _explore(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        profile, constants = self.profile, self.constants
+        trees, simulations = settings.questions or _SPLIT, settings.simulations
+        if settings.patience is not None:
+            simulations = min(simulations, round(settings.patience * constants["patience"]))
+        low, high = self._steps_per_tree(settings, simulations)
+        # Samples of a trained policy hardly differ; of an untrained one they do.
+        steps = low if stage.inputs.get("policy") != BASE else math.sqrt(low * high)
+        nodes = 1 + steps * constants["nodes"]
+        self.outputs.trees[stage.name] = (trees, nodes)
+        generation = Generation(
+            "trees",
+            trees * steps * profile.written / profile.steps,
+            # Samples of one state read it once.
+            trees * nodes * profile.read / profile.steps,
+            trees * nodes * profile.searches / profile.steps,
+            min(trees, settings.max_concurrent_trees) * min(settings.parallel, constants["parallel"]),
+            profile.context,
+            constants["asked"] * trees * steps,
+            1.3 * trees * steps,
+            low=0.6 * low / steps,
+            high=max(high / steps, 1.2),
+        )
+        calls = trees * simulations if settings.llm is not None else 0.0
+        note = f"{steps:,.0f} steps per tree; {high:,.0f} if all samples differ"
+        return StageWork((generation,), calls=calls, call_tokens=calls * (_JUDGE_READ + _JUDGE_WRITTEN), notes=(note,))
+
+    def _steps_per_tree(self, settings: Any, simulations: int) -> tuple[float, float]:
+        """Steps generated for a tree if samples hardly differ, and if all of them do."""
+        constants, steps = self.constants, self.profile.steps
+        few = constants["peaked"] * settings.width ** constants["width_power"]
+        few *= simulations ** constants["simulations_power"] * steps / constants["steps"]
+        many = simulations * (1 + (steps / 2 if settings.evaluate == "rollout" else 0.0))
+        return min(few, many), many
+
+    def _rank(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        profile = self.profile
+        trees = settings.questions or _SPLIT
+        self.outputs.trees[stage.name] = (trees, 1 + profile.steps * min(settings.n, 4))
+        played = self._episodes(
+            "actions", trees * settings.n, at_once=min(trees, settings.max_concurrent_trees) * settings.n
+        )
+        shared = replace(played, read=trees * profile.read, searches=trees * profile.searches, low=0.8, high=1.2)
+        calls = trees * profile.steps if settings.llm is not None else 0.0
+        scored = trees * settings.n * profile.tokens if settings.judge == "prm" else 0.0
+        return StageWork((shared,), scored=scored, calls=calls, call_tokens=calls * (_JUDGE_READ + _JUDGE_WRITTEN))
+
+    def _trees_of(self, stage: Stage) -> tuple[float, float]:
+        source = stage.inputs.get("trees", "")
+        return self.outputs.trees.get(source) or next(iter(self.outputs.trees.values()), (0.0, 0.0))
+
+    def _pairs(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        trees, nodes = self._trees_of(stage)
+        found = trees * nodes * self.constants["pairs"]
+        self.outputs.pairs[stage.name] = found
+        calls = trees * nodes / 3 if settings.llm is not None else 0.0
+        note = f"about {found:,.0f} pairs: depends on the trees"
+        return StageWork(calls=calls, call_tokens=calls * (_JUDGE_READ + _JUDGE_WRITTEN), notes=(note,))
+
+    def _pairs_file(self, stage: Stage) -> StageWork:
+        self.outputs.pairs[stage.name] = _SPLIT
+        return StageWork(notes=(f"the file is assumed to have {_SPLIT:,} pairs",))
+
+    # --- training
+
+    def _fine_tuning(self, settings: Any, transcripts: float, low: float, high: float) -> tuple[Training, Any]:
+        profile = self.profile
+        examples = max(transcripts * profile.contexts, 1.0)
+        per_epoch = math.ceil(examples / settings.batch_size)
+        updates = math.ceil(settings.num_train_epochs * per_epoch)
+        dev, saves = self._dev(settings, updates, per_epoch)
+        tokens = settings.num_train_epochs * transcripts * profile.tokens
+        share = profile.written / profile.tokens
+        training = Training(
+            tokens, tokens * share, updates, settings.batch_size, profile.context, profile.longest,
+            saves=saves, low=low, high=high,
+        )  # fmt: skip
+        return training, dev
+
+    def _sft(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        sampled: tuple[Generation, ...] = ()
+        calls = 0.0
+        if settings.source == "trees":
+            transcripts, low, high = self._trees_of(stage)[0] * 0.5, 0.5, 1.6
+        elif settings.source in ("gold", "mined"):
+            transcripts, low, high = settings.questions * self.constants["playable"], 0.85, 1.2
+        else:
+            transcripts, low, high = settings.questions * settings.keep * 0.5, 0.4, 1.6
+            episodes = settings.questions * settings.num_generations
+            if settings.source == "bootstrap":
+                sampled = (self._episodes("demonstrations", episodes, by="trainer"),)
+            else:
+                calls = episodes * self.profile.steps
+        training, dev = self._fine_tuning(settings, transcripts, low, high)
+        return StageWork(
+            (*sampled, *dev), training, calls=calls, call_tokens=calls * self.profile.tokens / 2,
+            notes=(f"{transcripts * self.profile.contexts:,.0f} examples",),
+        )  # fmt: skip
+
+    def _rft(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        episodes = settings.questions * settings.num_generations
+        kept = settings.questions * min(settings.keep, settings.num_generations) * self.constants["kept"]
+        training, dev = self._fine_tuning(settings, kept, 0.3, 1.8)
+        at_once = min(episodes, 128 * settings.num_generations)  # questions are sampled in chunks of 128
+        samples = self._episodes("samples", episodes, by="trainer", at_once=at_once)
+        calls = 0.0
+        if settings.sampled_by == "server":
+            calls, generations = episodes * self.profile.steps, dev
+        else:
+            generations = (samples, *dev)
+        scored = episodes * self.profile.tokens if settings.threshold is not None else 0.0
+        note = f"about {kept:,.0f} of {episodes:,} samples kept: depends on the policy"
+        return StageWork(generations, training, scored, calls, calls * self.profile.tokens / 2, (note,))
+
+    def _prm(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        profile = self.profile
+        trees, nodes = self._trees_of(stage)
+        generations: tuple[Generation, ...] = ()
+        if settings.objective == "pairs":
+            examples = 0.9 * self.outputs.pairs.get(stage.inputs.get("pairs", ""), _SPLIT)
+            # A state is read once, with its two steps.
+            example = profile.context * 0.65 + 2 * profile.written / profile.steps
+        else:
+            # Every branch of a tree is an example, and every gold chain, three control chains and its corrupted copies.
+            branches = trees * nodes * self.constants["branches"]
+            chains = settings.chains * (4 + settings.corruptions) * self.constants["chains"]
+            episodes = settings.episodes * settings.num_generations
+            examples, example = 0.9 * (branches + episodes) + chains, profile.context * self.constants["branch_length"]
+            if episodes:
+                generations = (self._episodes("episodes", episodes),)
+        per_epoch = math.ceil(max(examples, 1) / settings.batch_size)
+        updates = math.ceil(settings.num_train_epochs * per_epoch)
+        tokens = settings.num_train_epochs * examples * example
+        saves = max(math.ceil(updates / (settings.eval_steps or per_epoch)), 1)
+        longest = min(settings.max_length or profile.longest, profile.longest)
+        training = Training(
+            tokens,
+            0.0,
+            updates,
+            settings.batch_size,
+            example,
+            longest,
+            extra_forward=0.11,
+            saves=saves,
+            low=0.6,
+            high=1.6,
+        )  # a tenth of the examples is held out
+        return StageWork(generations, training, notes=(f"about {examples:,.0f} examples: depends on the trees",))
+
+    def _dpo(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        profile = self.profile
+        pairs = 0.9 * self.outputs.pairs.get(stage.inputs.get("pairs", ""), _SPLIT)
+        example = profile.context * (0.65 if profile.contexts < 1.5 else 1.0)
+        per_epoch = math.ceil(max(pairs, 1) / settings.batch_size)
+        updates = math.ceil(settings.num_train_epochs * per_epoch)
+        dev, saves = self._dev(settings, updates, per_epoch)
+        tokens = settings.num_train_epochs * pairs * 2 * example
+        training = Training(
+            tokens, tokens, updates, 2 * settings.batch_size, example, profile.longest,
+            extra_forward=1.0, saves=saves, low=0.5, high=1.8,
+        )  # fmt: skip
+        return StageWork(dev, training, notes=(f"about {pairs:,.0f} pairs: depends on the trees",))
+
+    def _grpo(self, stage: Stage) -> StageWork:
+        settings: Any = stage.settings
+        profile = self.profile
+        per_update = settings.batch_size // settings.num_generations
+        batches = max(math.floor(settings.num_train_epochs * settings.questions / per_update), 1)
+        updates, episodes = batches * settings.num_iterations, batches * settings.batch_size
+        per_epoch = max(settings.questions // per_update, 1)
+        dev, _ = self._dev(settings, updates, per_epoch * settings.num_iterations)
+        rollouts = self._episodes("rollouts", episodes, by="trainer", at_once=settings.batch_size)
+        used = self.constants["used_groups"] if settings.drop_zero_std_groups else 1.0
+        tokens = used * settings.num_iterations * episodes * profile.tokens
+        extra = (1.0 if settings.beta else 0.03) + (1.0 if settings.num_iterations > 1 else 0.0)
+        every = min(settings.eval_steps or 5, 5)
+        training = Training(
+            tokens, tokens * profile.written / profile.tokens, updates,
+            settings.batch_size // settings.gradient_accumulation_steps * settings.gradient_accumulation_steps,
+            profile.context, profile.longest, extra_forward=extra, saves=math.ceil(updates / every), low=0.7, high=1.2,
+        )  # fmt: skip
+        scored = episodes * profile.tokens if settings.needs_reward_model else 0.0
+        note = f"{updates:,} updates of {settings.batch_size:,} episodes"
+        return StageWork((rollouts, *dev), training, scored, notes=(note,))
