@@ -516,7 +516,7 @@ def test_the_questions_of_reinforcement_learning_are_those_that_had_their_turn(
     seed = seed_of(0, "grpo") % 2**31
     typed = GRPOConfig.read(settings)
     context = SimpleNamespace(questions=run.recipe.shared.data.open().split("train"), seed=seed)
-    chosen = _choose_questions(context, typed, 1)  # type: ignore[arg-type]
+    chosen = _choose_questions(context, typed)  # type: ignore[arg-type]
     order, _ = schedule(len(chosen), typed, seed)
     assert used(run.path, "grpo") == {chosen[place].id for place in order[: episodes // 8]}
     assert len(used(run.path, "grpo")) == count

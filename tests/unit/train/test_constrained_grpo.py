@@ -13,6 +13,7 @@ from trl import GRPOConfig as TrlGRPOConfig  # type: ignore[attr-defined]
 
 from stepladder.agents import make_agent
 from stepladder.agents.formats.play import Format, Play
+from stepladder.core.errors import StepladderError
 from stepladder.core.grammars.grammar import Constraint
 from stepladder.core.io.records import dumps
 from stepladder.core.requests import Sampling
@@ -60,7 +61,7 @@ def trainer_for(folder: Path, rows: Callable[[Any], list[CreditedEpisode]], **ch
     engine = TransformersEngine(model, tokenizer)
     rollouts = SimpleNamespace(
         config=settings,
-        generate=lambda *_: RolloutBatch(tuple(rows(model)), {}),
+        generate=lambda *_, **__: RolloutBatch(tuple(rows(model)), {}),
         grammar_masks=engine.grammar_masks,
     )
     with quiet_libraries():
@@ -83,6 +84,12 @@ def trainer_for(folder: Path, rows: Callable[[Any], list[CreditedEpisode]], **ch
 
 def batch_of(trainer: EpisodeTrainer) -> dict[str, Any]:
     return trainer._generate_and_score_completions([{"prompt": dumps(QUESTION)}] * len(ALL))
+
+
+def test_where_no_prompt_fits_the_window_that_is_told(tmp_path: Path) -> None:
+    nothing = CreditedEpisode(Trajectory(QUESTION, "x", (), StopReason.CONTEXT_LIMIT), 0.0, (), ())
+    with pytest.raises(StepladderError, match="no sampled episode has a step: the prompts fill the context window"):
+        batch_of(trainer_for(tmp_path, lambda _: [nothing] * len(ALL)))
 
 
 def all_texts(grammar: str = CONSTRAINT) -> Callable[[Any], list[CreditedEpisode]]:

@@ -71,6 +71,19 @@ class RolloutBatch:
     #: For the metrics log. Means are stored as sums, so that those of several processes can be joined.
     metrics: dict[str, Mean]
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether any episode has a step."""
+        return any(row.trajectory.steps for row in self.rows)
+
+
+def no_steps_error() -> StepladderError:
+    """The error if no episode of any process has a step."""
+    return StepladderError(
+        "no sampled episode has a step: the prompts fill the context window. Use a model with a longer context, or "
+        "fewer passages per search (k)"
+    )
+
 
 class Rollouts:
     """Generates episodes with a policy in training."""

@@ -24,7 +24,6 @@ from accelerate.utils import gather_object  # type: ignore[import-untyped]
 from torch import nn
 from transformers import Trainer
 
-from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import loads
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
@@ -34,7 +33,14 @@ from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.importance import ImportanceCorrection
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
 from stepladder.train.grpo.rollback import RollbackCheckpoints
-from stepladder.train.grpo.rollouts import Mean, RolloutBatch, Rollouts, joined, multiple_contexts_error
+from stepladder.train.grpo.rollouts import (
+    Mean,
+    RolloutBatch,
+    Rollouts,
+    joined,
+    multiple_contexts_error,
+    no_steps_error,
+)
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, TrainerHooks, TRLOverrides, eval_mode
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import split_microbatches
@@ -129,11 +135,8 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
                 seed_of(self.args.seed, "episodes", self.state.global_step),
                 first=self.args.process_index * len(questions),  # processes have equal shares, in order
             )
-        if not any(gather_object([any(row.trajectory.steps for row in self.rollout_batch.rows)])):
-            raise StepladderError(
-                "no sampled episode has a step: the prompts fill the context window. Use a model with a longer "
-                "context, or fewer passages per search (k)"
-            )
+        if not any(gather_object([self.rollout_batch.has_steps])):
+            raise no_steps_error()
         self.rows = [token_row(row) if row.trajectory.steps else self._empty() for row in self.rollout_batch.rows]
         width = max(len(row["ids"]) for row in self.rows) - 1
         self._loss_mask_BT = torch.tensor([_padded(row["loss_mask"][1:], width) for row in self.rows]) > 0
