@@ -10,8 +10,9 @@ judge's labels of those after it, with two rules:
     first error     what follows faithfully from an earlier error is `derived` (the default)
     blame all       such steps are faulty (`derived: faulty` in the settings of stages)
 
-The first error is the first faulty step of an episode. `wrong` are all faults. `--before SRC` adds a row with the
-labels of another version, given its `src` folder (`git worktree add OTHER COMMIT`, then `--before OTHER/src`).
+The first error is the first faulty step of an episode. `wrong` counts all faulty steps except those that are `derived`.
+`--before SRC` adds a row with the labels of another version, given its `src` folder (`git worktree add OTHER COMMIT`,
+then `--before OTHER/src`).
 """
 
 import argparse

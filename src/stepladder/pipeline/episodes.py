@@ -1,8 +1,8 @@
 """Episodes of a policy: evaluated, or sampled by a stage so that their steps can be judged.
 
 In: a policy and questions. Out: an `Evaluation`, or trajectories, which are stored in the stage's `episodes/`. After a
-kill, stored episodes are not sampled again; several processes share them. Before that, `report_gold`
-prints how many gold passages the index has.
+kill, stored episodes are not sampled again; several processes sample a share each. Before that, `report_gold` prints
+how many gold passages the index has.
 """
 
 from collections.abc import Sequence
@@ -87,5 +87,5 @@ def sampled_episodes(
         num_generations=num_generations,
         temperature=temperature,
         label=task.name,
-        spread=policy not in (ORACLE, SERVER),
+        distributed=policy not in (ORACLE, SERVER),
     )

@@ -46,7 +46,7 @@ class Processes:
             self.device = apply_gpu_share(state.device)
             _messages()
 
-    def spread(self, values: Sequence[Value], work: Callable[[Sequence[Value]], Sequence[Result]]) -> list[Result]:
+    def map(self, values: Sequence[Value], work: Callable[[Sequence[Value]], Sequence[Result]]) -> list[Result]:
         """The results of all values, in order. Every process does the work on its share, which may be empty."""
         shares = self.gather(list(work(values[self.process_index :: self.num_processes])))
         return [shares[place % self.num_processes][place // self.num_processes] for place in range(len(values))]

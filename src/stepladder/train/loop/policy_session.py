@@ -59,7 +59,7 @@ class PolicySession:
             return None
         greedy = replace(context.episode, sampling=replace(context.episode.sampling, temperature=0.0))
 
-        def play(questions: Sequence[Question]) -> list[tuple[QuestionScore, Trajectory | None]]:
+        def evaluate_share(questions: Sequence[Question]) -> list[tuple[QuestionScore, Trajectory | None]]:
             if not questions:
                 return []
             result = evaluate(Driver(engine, context.retriever), context.agent, questions, greedy, seed=context.seed)
@@ -69,19 +69,19 @@ class PolicySession:
 
         def score() -> DevScore:
             with self.generating():
-                played = self.compute.processes.spread(dev, play)
+                results = self.compute.processes.map(dev, evaluate_share)
             if keep_cache:
                 engine.on_idle()
             else:
                 engine.reset_prefix_cache()
-            failures = [row.failure for row, _ in played if row.failure]
+            failures = [row.failure for row, _ in results if row.failure]
             if len(failures) == len(dev):
                 raise StepladderError(f"every dev episode failed; the first: {failures[0]}")
             return {
-                "f1": sum(row.f1 for row, _ in played) / len(dev),
-                "em": sum(row.em for row, _ in played) / len(dev),
+                "f1": sum(row.f1 for row, _ in results) / len(dev),
+                "em": sum(row.em for row, _ in results) / len(dev),
                 "failed": len(failures),
-                **extra([trajectory for _, trajectory in played if trajectory is not None]),
+                **extra([trajectory for _, trajectory in results if trajectory is not None]),
             }
 
         return score

@@ -107,7 +107,7 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
                 num_generations=config.num_generations,
                 temperature=config.temperature,
                 label="Episodes",
-                spread=True,
+                distributed=True,
             )
             examples = tree_examples(config, context, self.trees, policy, sample)
         return train_prm(config.model or policy, context, config, examples)

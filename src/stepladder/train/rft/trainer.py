@@ -93,7 +93,7 @@ def train_rft(
                 top_p=config.top_p,
                 label="Samples",
                 folder="samples",
-                spread=sampler is None,
+                distributed=sampler is None,
             )
         failed = len(chosen) * config.num_generations - len(samples)
         scores: list[Sequence[float | None]] | None = None
@@ -104,7 +104,7 @@ def train_rft(
                 return raise_errors(graded.score_logits(own)) if own else []
 
             with session.compute.autocast:
-                scores = session.compute.processes.spread(samples, grade)
+                scores = session.compute.processes.map(samples, grade)
         result = filter_trajectories(
             samples, scores, min_f1=config.min_f1, threshold=config.threshold or 0.0, keep=config.keep
         )

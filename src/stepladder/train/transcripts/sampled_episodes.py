@@ -93,10 +93,10 @@ def policy_episodes(
     label: str,
     top_p: float = 1.0,
     folder: str = EPISODES,
-    spread: bool = False,
+    distributed: bool = False,
 ) -> list[Trajectory]:
     """Episodes of a policy, stored in a folder; failed ones are missing. Of several processes the main one samples, or
-    with `spread` all of them.
+    with `distributed` every process its share.
 
     `open_engine` is called only if there is something to sample; it may open a driver, such as one with workers.
     """
@@ -106,9 +106,9 @@ def policy_episodes(
     path = context.folder / folder
     sampling = replace(context.episode.sampling, temperature=temperature, top_p=top_p)
     processes = Processes(pick_device(context.device))
-    rank, count = (processes.process_index, processes.num_processes) if spread else (0, 1)
+    rank, count = (processes.process_index, processes.num_processes) if distributed else (0, 1)
     with ExitStack() as stack:
-        if not spread:
+        if not distributed:
             stack.enter_context(processes.main_first())
         exist = episodes_exist(path, len(questions))
         engine = None if exist else stack.enter_context(open_engine())
