@@ -44,8 +44,9 @@ def _shape(hidden: int, inner: int, layers: int, heads: int, groups: int, vocabu
     }
 
 
-#: Models that need no download, and their shapes: SmolLM2-135M's, and Qwen2.5's.
+#: Models that need no download, and their shapes: nano's, SmolLM2-135M's, and Qwen2.5's.
 RANDOM = {
+    "random-4m": _shape(256, 704, 4, 4, 2, 4096),
     "random-135m": _shape(576, 1536, 30, 9, 3, 49_152),
     "random-0.5b": _shape(896, 4864, 24, 14, 2),
     "random-1.5b": _shape(1536, 8960, 28, 12, 2),

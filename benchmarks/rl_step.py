@@ -121,6 +121,7 @@ class RolloutsByText(Rollouts):
         self._episodes(questions, also_ended=False)
         self.meter.take()
         seconds = {
+            "sync_seconds": 0.0,
             "rollout_seconds": scored - began,
             "scoring_seconds": ended - scored,
             "careful_seconds": time.monotonic() - ended,

@@ -9,7 +9,6 @@ tokens, in dpo of all.
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepladder.models.length_batches import PAD_TO_MULTIPLE_OF
 from stepladder.pipeline.plan.cost_constants import Rates
 from stepladder.pipeline.plan.gpu_cluster import GIB, Cluster
 from stepladder.pipeline.plan.model_shape import ModelShape
@@ -201,6 +200,8 @@ def _add_states(memory: StageMemory, shape: ModelShape, setup: Setup, settings: 
 
 def padded(tokens: float) -> int:
     """The width that rows of this length are padded to."""
+    from stepladder.models.length_batches import PAD_TO_MULTIPLE_OF  # imports torch
+
     return -(-int(tokens) // PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
 
 

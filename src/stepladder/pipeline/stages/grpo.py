@@ -51,7 +51,8 @@ def summarize(numbers: Numbers) -> StageSummary:
     elif numbers["out_of_time"]:
         ended = "; stopped by the time limit"
     no_signal = f"{numbers['dropped_groups']:.0%}: all episodes of a group had the same reward"
-    seconds = {part: numbers[f"{part}_seconds"] for part in ("rollout", "scoring", "update")}
+    parts = ("sync", "rollout", "scoring", "update")
+    seconds = {part: numbers[f"{part}_seconds"] for part in parts if f"{part}_seconds" in numbers}
     return (
         f"{numbers['mode']}: {numbers['episodes']:,} episodes of {numbers['questions']:,} questions, "
         f"{numbers['tokens_sampled']:,} tokens sampled; F1 of episodes {numbers['first_f1']:.2f} -> "

@@ -114,7 +114,8 @@ class Rollouts:
         """
         started = time.monotonic()
         scores: Sequence[Sequence[float | None]] = ()  # for each episode those of its steps
-        with self.generating():
+        with self.generating():  # which also brings the weights to the engine
+            synced = time.monotonic()
             groups = self._trees(questions, seed, first) if self.config.mode == TREE else []
             sampled = self._samples(questions, seed, first) if self.config.mode != TREE else []
         scored = time.monotonic()
@@ -134,7 +135,8 @@ class Rollouts:
         metrics = episode_metrics([row for group in groups for row in group]) | {
             "dropped_groups": Mean(zero_std, len(questions)),
             "failed": Mean(len(questions) * self.config.num_generations - sum(map(len, groups)), None),
-            "rollout_seconds": Mean(round(scored - started, 4), None),
+            "sync_seconds": Mean(round(synced - started, 4), None),
+            "rollout_seconds": Mean(round(scored - synced, 4), None),
             "scoring_seconds": Mean(round(ended - scored, 4), None),
         }
         if judged := [sigmoid(score) for each in scores for score in each if score is not None]:

@@ -37,7 +37,7 @@ from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
 from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
-from stepladder.train.grpo.trl_trainer import EpisodeTrainer, out_of_time
+from stepladder.train.grpo.trl_trainer import BEFORE_UPDATE, EpisodeTrainer, out_of_time
 from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
@@ -211,6 +211,6 @@ def _numbers(
     }
     for name in ("reward", "f1"):
         numbers |= {f"first_{name}": mean(name, fresh[:window]), f"last_{name}": mean(name, fresh[-window:])}
-    for part in ("rollout", "scoring", "update"):
+    for part in (*BEFORE_UPDATE, "update"):
         numbers[f"{part}_seconds"] = round(sum(row[f"{part}_seconds"] for row in rows), 2)
     return {**numbers, **training_numbers(metrics)}

@@ -50,6 +50,8 @@ from stepladder.train.transcripts.selected_logits import Allowed, token_logps
 _METRICS = {"entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped"}
 #: Rows of an update on which the KL divergence is estimated if it is not part of the loss.
 _KL_ROWS = 8
+#: The parts of the time before an update: bringing the weights to the engine, episodes, step scores.
+BEFORE_UPDATE = ("sync", "rollout", "scoring")
 
 
 def token_row(credited: CreditedEpisode) -> dict[str, list[Any]]:
@@ -324,7 +326,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         assert self.rollout_batch is not None
         # With num_iterations, episodes are new only in the first of several updates: they are logged once.
         fresh = (self.state.global_step - 1) % self.num_iterations == 0
-        no_episodes = {"rollout_seconds": Mean(0.0, None), "scoring_seconds": Mean(0.0, None)}
+        no_episodes = {f"{part}_seconds": Mean(0.0, None) for part in BEFORE_UPDATE}
         metrics = dict(self.rollout_batch.metrics) if fresh else no_episodes
         gaps = torch.cat(self._gaps).double() if self._gaps else torch.zeros(0)
         self._gaps.clear()
@@ -347,7 +349,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         if "loss" not in logs:  # the trainer's own summary at the end
             return
         row = self.hooks.metrics.rows[-1]
-        row["update_seconds"] = round(row["seconds"] - row["rollout_seconds"] - row["scoring_seconds"], 4)
+        row["update_seconds"] = round(row["seconds"] - sum(row[f"{part}_seconds"] for part in BEFORE_UPDATE), 4)
         if out_of_time(self.hooks.metrics, self.rollouts.config):
             self._end()
             self.control.should_evaluate = self.hooks.dev_eval is not None  # the last weights need a dev score

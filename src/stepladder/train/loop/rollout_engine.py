@@ -54,6 +54,7 @@ def make_rollout_engine(
     @contextmanager
     def synchronized() -> Iterator[None]:
         copy_weights(copy, merged_weights(policy.model))
+        _wait_for(compute.device)
         yield
 
     return engine, synchronized
@@ -89,9 +90,16 @@ def _make_vllm(
         weights = merged_weights(policy.model, trained_only=complete)
         engine.load_weights((name, stochastic_round(weight, torch.bfloat16, name)) for name, weight in weights)
         complete = True
+        _wait_for(compute.device)
         yield
 
     return engine, synchronized
+
+
+def _wait_for(device: torch.device) -> None:
+    """Wait until the weights are copied, so that the copy and the rollout are timed apart."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @contextmanager
