@@ -52,7 +52,7 @@ def questions(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _wandering_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def engine(self: RunContext, policy: str, **_: object) -> Iterator[Engine]:
+    def engine(self: RunContext, policy: str, *_: object, **__: object) -> Iterator[Engine]:
         yield ScriptedEngine(stroll)
 
     monkeypatch.setattr(RunContext, "engine", engine)

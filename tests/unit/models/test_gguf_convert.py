@@ -12,7 +12,7 @@ import torch
 from packaging.requirements import Requirement
 
 from stepladder import cli
-from stepladder.cli import doctor
+from stepladder.cli.machine import doctor
 from stepladder.core.errors import StepladderError
 from stepladder.models import NAMED, absolute_if_folder, resolve as places
 from stepladder.models.loading import end_tokens, load_model
