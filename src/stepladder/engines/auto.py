@@ -19,7 +19,8 @@ import torch
 
 from stepladder.core.errors import StepladderError
 from stepladder.engines.base import Engine, EngineOptions
-from stepladder.models.loading import NO_CODE, pick_device, reason_of, wrap_library_errors
+from stepladder.models.devices import pick_device
+from stepladder.models.loading import NO_CODE, reason_of, wrap_library_errors
 from stepladder.models.resolve import resolve_full_model
 
 log = logging.getLogger(__name__)

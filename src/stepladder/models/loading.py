@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from hashlib import blake2b
 from logging import getLogger
 from pathlib import Path
@@ -20,10 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.core.errors import StepladderError
 from stepladder.models import NAMED
 from stepladder.models.adapters import base_of, is_adapter, merged
-from stepladder.models.gpu_memory import apply_gpu_share
 from stepladder.models.resolve import base_models, resolve_full_model, resolve_model
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
@@ -34,8 +32,6 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n\s*(?=[A-Z])")
 
 #: Argument of every library call that loads a model: code from its files is never run. Without it, transformers asks.
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def load_model(
@@ -188,37 +184,6 @@ def wrap_library_errors(wrap: Callable[[Exception], StepladderError]) -> Iterato
         raise
     except Exception as error:
         raise wrap(error) from error
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return apply_gpu_share(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise StepladderError(f"unknown device '{name}'; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise StepladderError(f"device '{name}' was requested, but torch finds no CUDA device (`stepladder doctor`)")
-    return apply_gpu_share(device)
-
-
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype with that name; auto is bf16 on CUDA, else fp32. CPUs without bf16 support use fp32."""
-    if name not in ("auto", *DTYPES):
-        raise unknown_name("dtype", name, ("auto", *DTYPES))
-    dtype = DTYPES.get(name, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    if dtype is torch.bfloat16 and device.type == "cpu" and not _cpu_supports_bf16():
-        return torch.float32
-    return dtype
-
-
-@cache
-def _cpu_supports_bf16() -> bool:
-    """Without support, torch's scalar fallback is hundreds of times slower than fp32."""
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return True
-    log.warning("this CPU does not support bf16: using fp32 instead")
-    return False
 
 
 def context_limit_of(config: Any) -> int:

@@ -39,7 +39,7 @@ def describe_session(recipe: Recipe) -> dict[str, Any]:
 def _device(name: str) -> str:
     import torch  # slow to import
 
-    from stepladder.models.loading import pick_device
+    from stepladder.models.devices import pick_device
 
     device = pick_device(name)
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

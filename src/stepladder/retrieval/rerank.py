@@ -16,7 +16,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace import Passage
-from stepladder.models.loading import NO_CODE, pick_device, pick_dtype, reason_of, wrap_library_errors
+from stepladder.models.devices import pick_device, pick_dtype
+from stepladder.models.loading import NO_CODE, reason_of, wrap_library_errors
 from stepladder.retrieval.base import Retriever, check_search
 
 #: Candidates from the inner retriever; at least k.

@@ -34,7 +34,7 @@ from stepladder.core.trace import Author, Segment
 from stepladder.engines.base import check_engine
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.token_sampler import keep_top_p
-from stepladder.models import loading
+from stepladder.models import devices, loading
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
@@ -662,10 +662,10 @@ def test_a_processor_without_bf16_computes_in_fp32(
 ) -> None:
     """torch would take hundreds of times as long."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
-    loading._cpu_supports_bf16.cache_clear()
+    devices._cpu_supports_bf16.cache_clear()
     try:
-        assert [loading.pick_dtype("bf16", torch.device("cpu")) for _ in range(2)] == [found, found]
-        assert loading.pick_dtype("bf16", torch.device("cuda")) is torch.bfloat16
+        assert [devices.pick_dtype("bf16", torch.device("cpu")) for _ in range(2)] == [found, found]
+        assert devices.pick_dtype("bf16", torch.device("cuda")) is torch.bfloat16
         assert caplog.text.count("using fp32 instead") == int(not has_bf16)
     finally:
-        loading._cpu_supports_bf16.cache_clear()
+        devices._cpu_supports_bf16.cache_clear()

@@ -7,8 +7,8 @@ import torch
 
 from stepladder.core.errors import StepladderError
 from stepladder.engines.paged.kv_cache import kv_bytes_per_token, make_paged_kv_cache
+from stepladder.models.devices import pick_device
 from stepladder.models.gpu_memory import SHARE, free_bytes, gpu_share, shared_bytes
-from stepladder.models.loading import pick_device
 from stepladder.reporting.studies import study_runner as runner
 
 GPU = torch.device("cuda")

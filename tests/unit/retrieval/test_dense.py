@@ -15,7 +15,7 @@ from transformers import BertModel, BertTokenizerFast
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import PartialFolder, WriteError
 from stepladder.core.trace import Passage
-from stepladder.models.loading import pick_dtype
+from stepladder.models.devices import pick_dtype
 from stepladder.retrieval.base import check_retriever
 from stepladder.retrieval.hybrid import HybridRetriever
 from stepladder.retrieval.index.build import build_index, open_index

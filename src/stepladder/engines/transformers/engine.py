@@ -44,7 +44,8 @@ from stepladder.engines.transformers.packed_attention import (
 )
 from stepladder.engines.transformers.prefix_cache import PrefixCache, weight_versions, weights_fingerprint
 from stepladder.engines.transformers.token_sampler import Row
-from stepladder.models.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
+from stepladder.models.devices import pick_device, pick_dtype
+from stepladder.models.loading import context_limit_of, end_tokens, load_model
 
 #: On a GPU, waiting rows are admitted in groups of at least one per this many running rows.
 _ADMIT_RATIO = 8

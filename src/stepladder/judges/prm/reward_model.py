@@ -21,14 +21,13 @@ from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import Trajectory
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
+from stepladder.models.devices import pick_device, pick_dtype
 from stepladder.models.length_batches import context_window, padded_width
 from stepladder.models.loading import (
     NO_CODE,
     context_limit_of,
     load_model,
     load_pretrained,
-    pick_device,
-    pick_dtype,
     quiet_libraries,
 )
 from stepladder.models.stochastic_rounding import cast_model

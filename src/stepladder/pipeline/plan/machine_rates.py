@@ -161,7 +161,7 @@ def _training(model: Any, shape: ModelShape, rows: int, length: int) -> tuple[fl
     """FLOP/s of training, and seconds of an update beside forward and backward passes."""
     import torch
 
-    from stepladder.models.loading import pick_dtype
+    from stepladder.models.devices import pick_dtype
     from stepladder.train.transcripts.fine_tune import Batch, weighted_nll
 
     model = model.float().train()

@@ -247,7 +247,7 @@ class _Planner:
             return False
         import torch
 
-        from stepladder.models.loading import pick_dtype
+        from stepladder.models.devices import pick_dtype
 
         return pick_dtype("bf16", torch.device("cpu")) is torch.bfloat16
 

@@ -22,7 +22,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.trace import Passage
 from stepladder.models import is_model_folder
-from stepladder.models.loading import NO_CODE, pick_device, pick_dtype, quiet_libraries, reason_of
+from stepladder.models.devices import pick_device, pick_dtype
+from stepladder.models.loading import NO_CODE, quiet_libraries, reason_of
 from stepladder.retrieval.index.dense_config import EncoderConfig, card_of
 
 if TYPE_CHECKING:

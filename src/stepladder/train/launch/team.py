@@ -30,7 +30,7 @@ class Team:
         """`device`: of the recipe."""
         self.is_together = False  # in a stage that trains
         if launch.world_size() > 1:
-            from stepladder.models.loading import pick_device  # imports torch
+            from stepladder.models.devices import pick_device  # imports torch
             from stepladder.train.launch.processes import Processes
 
             self.processes = Processes(pick_device(device))

@@ -11,7 +11,7 @@ from transformers import set_seed
 from stepladder.core.errors import StepladderError
 from stepladder.core.io import launch
 from stepladder.core.seeding import seed_of
-from stepladder.models.loading import pick_device, pick_dtype
+from stepladder.models.devices import pick_device, pick_dtype
 from stepladder.train.launch.processes import Processes
 from stepladder.train.launch.sharding import check_launch
 from stepladder.train.loop.config import TrainingConfig

@@ -20,7 +20,8 @@ from stepladder.driver import Driver
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.engines.vllm.settings import VLLMConfig
 from stepladder.evaluation.evaluator import evaluate
-from stepladder.models.loading import DTYPES, load_model, quiet_libraries
+from stepladder.models.devices import DTYPES
+from stepladder.models.loading import load_model, quiet_libraries
 from stepladder.train.launch.sharding import check_shardable
 from stepladder.train.loop.base_trainer import DevScore
 from stepladder.train.loop.compute import Compute, Precision, prepare_compute

@@ -20,7 +20,7 @@ from stepladder.data import DataSet, load_dataset
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.base import ScorerOptions
 from stepladder.judges.registry import make_scorer
-from stepladder.models.loading import pick_device
+from stepladder.models.devices import pick_device
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import load_retriever

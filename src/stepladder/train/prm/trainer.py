@@ -42,8 +42,9 @@ from stepladder.judges.prm.reward_model import (
     load_reward_model,
     patch_step_forward,
 )
+from stepladder.models.devices import DTYPES
 from stepladder.models.length_batches import context_window
-from stepladder.models.loading import DTYPES, context_limit_of, quiet_libraries
+from stepladder.models.loading import context_limit_of, quiet_libraries
 from stepladder.preferences.pair_checks import read_pairs
 from stepladder.train.launch.sharding import check_shardable
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, eval_mode

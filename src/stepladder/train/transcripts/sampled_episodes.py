@@ -100,7 +100,7 @@ def policy_episodes(
 
     `open_engine` is called only if there is something to sample; it may open a driver, such as one with workers.
     """
-    from stepladder.models.loading import pick_device  # imports torch
+    from stepladder.models.devices import pick_device  # imports torch
     from stepladder.train.launch.processes import Processes
 
     path = context.folder / folder
