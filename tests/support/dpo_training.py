@@ -50,8 +50,9 @@ def train(
     watch: Callable[[Outcome[Any]], None] = lambda _: None,
     pairs: Iterable[Pair] = PAIRS,
     held_out: Iterable[Pair] = HELD_OUT,
+    device: str = "cpu",
 ) -> TrainingReport:
     context = TrainingContext(
-        AGENT, QUESTIONS, QUESTIONS[:1], WordRetriever(), EPISODE, folder, device="cpu", watch=watch
+        AGENT, QUESTIONS, QUESTIONS[:1], WordRetriever(), EPISODE, folder, device=device, watch=watch
     )
     return train_dpo("tiny", context, settings, pairs, held_out)

@@ -78,9 +78,10 @@ def train(
     questions: Sequence[Question] = QUESTIONS,
     agent: Agent | None = None,
     reward: Any = None,
+    device: str = "cpu",
 ) -> TrainingReport:
     episode = EPISODE if agent is None else ROOMY
     context = TrainingContext(
-        agent or Loose(), questions, QUESTIONS[:1], WordRetriever(), episode, folder, device="cpu", watch=watch
+        agent or Loose(), questions, QUESTIONS[:1], WordRetriever(), episode, folder, device=device, watch=watch
     )
     return train_grpo("tiny", context, settings, reward or Taste())

@@ -4,6 +4,7 @@
 the exit codes of their processes as JSON.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ FSDP2 = {
 }
 #: Exit codes: the process noticed that another one is gone; that the main process failed; it had an error to show.
 LOST, MAIN_FAILED, FAILED = 3, 4, 5
+#: The trainers, and how long each trains.
+EPOCHS = {"sft": 2.0, "prm": 2.0, "dpo": 1.0, "grpo": 1.5}
 
 
 def main(folder: Path, scenarios: list[str]) -> None:
@@ -44,15 +47,26 @@ def free_port() -> str:
 
 def launch(processes: int, work: Callable[[int], Any], **environment: str) -> list[int]:
     """Fork this many processes; the exit code of each."""
+    return wait(start(processes, work, **environment))
+
+
+def start(processes: int, work: Callable[[int], Any], **environment: str) -> list[int]:
+    """Fork this many processes; with 0, one without a launcher. Returns their ids."""
     port = free_port()
     children = []
-    for rank in range(processes):
+    for rank in range(processes or 1):
         if (child := os.fork()) == 0:
             ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
             address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in {**ranks, **address, **environment}.items()})
+            launched = {**ranks, **address} if processes else {}
+            os.environ.update({name: str(value) for name, value in {**launched, **environment}.items()})
             _work(rank, work)
         children.append(child)
+    return children
+
+
+def wait(children: list[int]) -> list[int]:
+    """The exit codes of processes."""
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
@@ -78,13 +92,15 @@ def _work(rank: int, work: Callable[[int], Any]) -> None:
 
 def train_all(folder: Path) -> None:
     """A short training with each trainer."""
-    from tests.support import dpo_training, grpo_training, prm_training, sft_training
+    for name in EPOCHS:
+        train_one(name, folder / name)
 
-    sft_training.train(folder / "sft", watch=lambda _: None)
-    prm = prm_training.SETTINGS.model_copy(update={"num_train_epochs": 2.0})
-    prm_training.train(folder / "prm", prm, watch=lambda _: None)
-    dpo_training.train(folder / "dpo", dpo_training.SETTINGS.model_copy(update={"num_train_epochs": 1.0}))
-    grpo_training.train(folder / "grpo", grpo_training.SETTINGS.model_copy(update={"num_train_epochs": 1.5}))
+
+def train_one(name: str, folder: Path, device: str = "cpu", **changes: Any) -> None:
+    """A short training with a trainer."""
+    training = importlib.import_module(f"tests.support.{name}_training")
+    settings = training.SETTINGS.model_copy(update={"num_train_epochs": EPOCHS[name], **changes})
+    training.train(folder, settings, watch=lambda _: None, device=device)
 
 
 def train_with_options(folder: Path) -> None:
@@ -140,6 +156,30 @@ def _recipe(folder: Path) -> list[list[int]]:
     return [launch(2, lambda rank, name=name: work(rank, name)) for name in ("run", "taken")]  # type: ignore[misc]
 
 
+def _on_one_gpu(folder: Path) -> dict[str, list[int]]:
+    """All at once on one GPU: two processes with DDP and with FSDP2, and one with NCCL; and each without a launcher."""
+    device, started = os.environ.get("LAUNCHED_ON", "cuda"), {}
+
+    def start_all(name: str, processes: int, precision: str, **environment: str) -> None:
+        for trainer in EPOCHS:
+
+            def work(rank: int, trainer: str = trainer) -> None:
+                from torch import distributed
+
+                train_one(trainer, folder / name / trainer, device, precision=precision)
+                if rank == 0 and processes:
+                    (folder / name / f"{trainer}.json").write_text(json.dumps(str(distributed.get_backend())))
+
+            started[f"{name} {trainer}"] = start(processes, work, STEPLADDER_GPU_SHARE="0.1", **environment)
+
+    start_all("one", 0, "fp32")
+    start_all("ddp", 2, "fp32")
+    start_all("fsdp", 2, "fp32", **FSDP2)
+    start_all("one-bf16", 0, "bf16")
+    start_all("nccl-bf16", 1, "bf16", **FSDP2)
+    return {name: wait(children) for name, children in started.items()}
+
+
 RECIPE = """
 policy: tiny
 agent: prorag-brief
@@ -156,6 +196,7 @@ SCENARIOS: dict[str, Callable[[Path], Any]] = {
     "fsdp": lambda folder: launch(2, lambda _: train_all(folder), **FSDP2),
     "options": lambda folder: launch(2, lambda _: train_with_options(folder), **FSDP2),
     "recipe": _recipe,
+    "one-gpu": _on_one_gpu,
     "killed": lambda folder: [_killed(folder), _resumed(folder, 1)],
     "killed-fsdp": lambda folder: [_killed(folder, **FSDP2), _resumed(folder, 1), _resumed(folder, 1, **FSDP2)],
 }

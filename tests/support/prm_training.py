@@ -61,9 +61,10 @@ def train(
     settings: PRMConfig = SETTINGS,
     model: str | Path = "tiny",
     watch: Callable[[Outcome[Any]], None] | None = None,
+    device: str = "cpu",
 ) -> PRMReport:
     def examples(builder: PRMInputBuilder) -> Any:
         return from_pairs(PAIRS, builder), from_pairs(HELD_OUT, builder), {}
 
-    context = TrainingContext(make_agent(AGENT), (), (), None, EpisodeConfig(), folder, device="cpu", watch=watch)
+    context = TrainingContext(make_agent(AGENT), (), (), None, EpisodeConfig(), folder, device=device, watch=watch)
     return train_prm(model, context, settings, examples)

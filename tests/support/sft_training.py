@@ -26,6 +26,7 @@ def train(
     settings: SFTConfig = SETTINGS,
     watch: Callable[[Outcome[Any]], None] | None = None,
     model: str | Path = "tiny",
+    device: str = "cpu",
     **changes: Any,
 ) -> TrainingReport:
     questions = changes.get("questions", QUESTIONS)
@@ -36,7 +37,7 @@ def train(
         WordRetriever(),
         EPISODE,
         folder,
-        device="cpu",
+        device=device,
         watch=watch,
     )
     return train_sft(model, context, settings)

@@ -1,5 +1,6 @@
 """Launches that cannot work are refused before any work, and processes share batches without overlap."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
 from stepladder.core.errors import StepladderError
+from stepladder.models.gpu_memory import SHARE
 from stepladder.models.tiny import tiny_model
 from stepladder.pipeline.recipe import shipped
 from stepladder.train.launch.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
-from stepladder.train.launch.processes import Processes
+from stepladder.train.launch.processes import Processes, _share_gpus
 from stepladder.train.launch.sharding import check_launch, check_shardable
 from stepladder.train.loop.microbatches import max_microbatch_tokens
 from stepladder.train.sft.config import SFTConfig
@@ -65,9 +67,20 @@ def test_more_processes_than_gpus_are_refused(launched: Any, monkeypatch: pytest
     launched(4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    told = r"4 processes were launched on this machine, and torch finds 2 GPUs \(CUDA_VISIBLE_DEVICES is '0,1'\): "
-    with pytest.raises(StepladderError, match=told):
-        Processes(torch.device("cuda"))
+    told = r"4 processes were launched on this machine, and torch finds 2 GPUs \(CUDA_VISIBLE_DEVICES is '0,1'\): .*=0.5,"
+    for share in ("1", "0.6"):
+        monkeypatch.setenv(SHARE, share)
+        with pytest.raises(StepladderError, match=told):
+            Processes(torch.device("cuda"))
+
+
+def test_processes_with_a_share_of_its_memory_use_one_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(4, LOCAL_RANK="3", STEPLADDER_GPU_SHARE="0.5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert _share_gpus() == {"backend": "cpu:gloo,cuda:gloo"}
+    assert os.environ["LOCAL_RANK"] == "1"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert _share_gpus() == {}
 
 
 @pytest.mark.parametrize(

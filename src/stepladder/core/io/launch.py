@@ -55,6 +55,11 @@ def world_size() -> int:
     return _number("WORLD_SIZE", 1)
 
 
+def local_rank() -> int:
+    """The number of this process among those on this machine, from 0."""
+    return _number("LOCAL_RANK", rank())
+
+
 def local_world_size() -> int:
     """How many of them are on this machine."""
     return _number("LOCAL_WORLD_SIZE", world_size())

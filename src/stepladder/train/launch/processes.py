@@ -20,7 +20,7 @@ from torch import distributed
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io import launch
-from stepladder.models.gpu_memory import apply_gpu_share
+from stepladder.models.gpu_memory import SHARE, apply_gpu_share, gpu_share
 
 Value = TypeVar("Value")
 Result = TypeVar("Result")
@@ -41,8 +41,8 @@ class Processes:
         self.is_main_process = self.process_index == 0
         self.device = device
         if self.num_processes > 1:
-            _check_gpus(device)
-            state = PartialState(cpu=device.type == "cpu", timeout=_TIMEOUT)
+            options = _share_gpus() if device.type == "cuda" else {}
+            state = PartialState(cpu=device.type == "cpu", timeout=_TIMEOUT, **options)
             self.device = apply_gpu_share(state.device)
             _messages()
 
@@ -110,16 +110,27 @@ def _message(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _check_gpus(device: torch.device) -> None:
-    """Raise if several processes would use the same GPU."""
-    if device.type != "cuda":
-        return
+def _share_gpus() -> dict[str, str]:
+    """Options of `PartialState` if processes share GPUs, which they do only if each has a share of its memory."""
     found, needed = torch.cuda.device_count(), launch.local_world_size()
-    if needed > found:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        seen = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
-        raise StepladderError(
-            f"{needed} processes were launched on this machine, and torch finds {found} "
-            f"{'GPU' if found == 1 else 'GPUs'}{seen}: every process needs its own. Launch {found} "
-            f"(--nproc-per-node {found} of torchrun, --num_processes {found} of accelerate), or set device: cpu"
-        )
+    if needed <= found:
+        return {}
+    each = -(-needed // max(found, 1))
+    if not found or gpu_share() * each > 1:
+        raise _too_few_gpus(found, needed, each)
+    # accelerate and torch take the GPU of this number.
+    os.environ["LOCAL_RANK"] = str(launch.local_rank() % found)
+    # NCCL refuses several processes on one GPU. Spelled so because DeviceMesh replaces "gloo" by NCCL where it can.
+    return {"backend": "cpu:gloo,cuda:gloo"}
+
+
+def _too_few_gpus(found: int, needed: int, each: int) -> StepladderError:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is '{visible}')"
+    share = int(100 / each) / 100
+    return StepladderError(
+        f"{needed} processes were launched on this machine, and torch finds {found} "
+        f"{'GPU' if found == 1 else 'GPUs'}{seen}: every process needs its own. Launch {found} "
+        f"(--nproc-per-node {found} of torchrun, --num_processes {found} of accelerate), or set device: cpu. To share "
+        f"GPUs on purpose, which is slow, set {SHARE}={share}, the share of its GPU's memory for each process"
+    )
