@@ -129,18 +129,25 @@ def _plain_stage(stage: StagePlan) -> dict[str, Any]:
 
 
 def plan_recipe(
-    recipe: Recipe, cluster: Cluster, *, strategy: str = "fsdp", profile: TranscriptProfile | None = None
+    recipe: Recipe,
+    cluster: Cluster,
+    *,
+    strategy: str = "fsdp",
+    profile: TranscriptProfile | None = None,
+    shape: ModelShape | None = None,
+    works: Mapping[str, StageWork] | None = None,
 ) -> Plan:
-    """The plan of a recipe."""
+    """The plan of a recipe. `works`: of stages whose work is known, instead of the estimate."""
     stored, shared = constants(), recipe.shared
     known: Mapping[str, Any] = stored["models"]
     served = shared.engine == "openai"
-    shape = find_shape("tiny" if served else shared.policy, dict(known))
+    shape = shape or find_shape("tiny" if served else shared.policy, dict(known))
     profile = profile or find_profile(recipe)
     rates = rates_of(cluster)
-    works = WorkModel(recipe, profile, stored["trees"])
+    estimated = WorkModel(recipe, profile, stored["trees"])
     planner = _Planner(recipe, cluster, shape, profile, rates, strategy)
-    stages = [planner.plan(stage, works.of(stage)) for stage in recipe.stages]
+    estimates = {stage.name: estimated.of(stage) for stage in recipe.stages} | dict(works or {})
+    stages = [planner.plan(stage, estimates[stage.name]) for stage in recipe.stages]
     return Plan(recipe.name, cluster, shape, profile, rates, strategy, tuple(stages))
 
 

@@ -40,6 +40,8 @@ class Generation:
     #: The amount may be between these factors of the estimate.
     low: float = 0.9
     high: float = 1.15
+    #: Decoding steps, if they are known.
+    steps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Training:
     saves: int = 1
     low: float = 0.9
     high: float = 1.15
+    #: Tokens with padding, if they are known.
+    padded: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

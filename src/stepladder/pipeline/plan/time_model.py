@@ -98,7 +98,8 @@ def generation_seconds(
     arithmetic = 2 * parameters * (work.written / decode + work.read / flops)
     caches = work.written * work.context * shape.kv_bytes(setup.bf16) / bandwidth
     both = max(host, arithmetic) if rates.overlap else host + arithmetic
-    return work.written / engines / rows * step + (both + caches) / _speedup(engines)
+    steps = work.written / engines / rows if work.steps is None else work.steps / engines
+    return steps * step + (both + caches) / _speedup(engines)
 
 
 def training_seconds(shape: ModelShape, work: Training, setup: Setup, settings: Any) -> float:
@@ -107,7 +108,8 @@ def training_seconds(shape: ModelShape, work: Training, setup: Setup, settings: 
     parameters = shape.computed_parameters
     per_token = (6 if settings.lora is None else 4) + (2 if getattr(settings, "gradient_checkpointing", False) else 0)
     attention = 4 * shape.layers * shape.heads * shape.head_size * work.example / 2
-    total = _PADDED * work.tokens * (per_token + 2 * work.extra_forward) * (parameters + attention / 2)
+    tokens = _PADDED * work.tokens if work.padded is None else work.padded
+    total = tokens * (per_token + 2 * work.extra_forward) * (parameters + attention / 2)
     trained = shape.parameters if settings.lora is None else shape.lora_parameters(settings.lora.r)
     # The optimizer reads and writes weights, gradients and moments.
     update = setup.rates.update_seconds + trained * 28 / setup.rates.bandwidth / setup.shards
