@@ -9,7 +9,8 @@
 - generate: plain `generate` of transformers;
 - transformers: our driver and our engine on transformers, which is paged on a GPU;
 - vllm: our driver and our engine on vLLM, with seeds, log-probs and stop strings;
-- vllm-alone: vLLM without Stepladder, and without seeds, log-probs and stop strings.
+- vllm-alone: vLLM without Stepladder, and without seeds, log-probs, stop strings and text. It decodes the random tokens
+  of random weights much more slowly than real text, so it is asked for none.
 
 Every number is kept in `--out` as soon as it is known. The same command measures what is missing there; `--minutes`
 stops in time to be called again. Each model runs in a process of its own on each backend.
@@ -129,7 +130,7 @@ def open_model(chosen: argparse.Namespace, model: str, backend: str) -> tuple[di
         return (
             {
                 "vllm": lambda: by_engine(served),
-                "vllm-alone": lambda: by_vllm(served.llm),
+                "vllm-alone": lambda: by_vllm(served.llm, detokenize=False),
             },
             vocabulary_of(served),
             size,

@@ -61,7 +61,7 @@ def test_killed_ten_times_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
         assert not finished, "the run was over before it could be killed: give it more to do"
         kills += 1
         with TreeFile(path) as file:
-            now = file.ids
+            now = set(file.ids)
         assert known <= now, "a tree that was written is gone"
         known = now
     last = start()

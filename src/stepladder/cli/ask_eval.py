@@ -99,6 +99,14 @@ def ask_command(
 
 
 @dataclass(frozen=True, slots=True)
+class SavedOptions(OptionGroup):
+    """Where an evaluation is saved."""
+
+    out: Annotated[Path | None, path_option("DIR", "Save summary, scores and trajectories here.", "not saved")] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing evaluation.")] = False
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerJudgeOptions(OptionGroup):
     """An LLM that grades the answers."""
 
@@ -132,8 +140,7 @@ def eval_command(
     split: Annotated[str | None, option("NAME", "train, dev or test.", "test, or the only one")] = None,
     limit: Annotated[int | None, option("N", "Only the first questions.", "all", min=1)] = None,
     seed: Seed = 0,
-    out: Annotated[Path | None, path_option("DIR", "Save summary, scores and trajectories here.", "not saved")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing evaluation.")] = False,
+    saved: SavedOptions,
     against: Annotated[Path | None, path_option("DIR", "A saved evaluation to compare with, paired.", "none")] = None,
     as_json: AsJson = False,
     grading: AnswerJudgeOptions,
@@ -143,6 +150,7 @@ def eval_command(
     cluster: RayOptions,
 ) -> None:
     """Answer the questions of a split and score the answers, with 95% confidence intervals."""
+    out, overwrite = saved.out, saved.overwrite
     typed = {"out": out, "overwrite": overwrite or None, "answer_judge": grading.answer_judge}
     setup = AgentSetup.from_options(run, options, sampling, guided, **typed, **cluster.settings())
     context, shared = setup.context, setup.context.settings

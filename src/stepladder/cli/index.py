@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 
 from stepladder.cli.declarations import (
     OUT,
+    OptionGroup,
     argument,
     given,
     listed,
@@ -58,12 +59,18 @@ CorpusLocation = Annotated[
         f"data sets: {listed((*DATA_SETS, *PUBLISHED))}; join several with +.",
     ),
 ]
-Words = Annotated[int, option("N", "Words per passage of a split text.", min=1)]
-Overlap = Annotated[int, option("N", "Words shared with the previous passage.", min=0)]
 Device = Annotated[str | None, option("NAME", "Device of the encoder: auto, cpu, cuda.", "auto")]
 Memory = Annotated[str, option("SIZE", "Memory limit of the build, without the encoder.")]
 #: Files that could not be read, at most this many of which are printed.
 _LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions(OptionGroup):
+    """How texts and documents are split."""
+
+    words: Annotated[int, option("N", "Words per passage of a split text.", min=1)] = 100
+    overlap: Annotated[int, option("N", "Words shared with the previous passage.", min=0)] = 20
 
 
 def load_passages(data: str, world_seed: int) -> Sequence[Passage]:
@@ -85,8 +92,7 @@ def index_build(
     corpus: CorpusLocation,
     folder: Annotated[Path, path_option("DIR", "Index folder.", flags="--out")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing index.")] = False,
-    words: Words = 100,
-    overlap: Overlap = 20,
+    splitting: SplitOptions,
     kind: Annotated[str, option("NAME", f"{listed(_BUILT)}; bm25 combines with any other: bm25+hnsw.")] = "bm25",
     encoder: Annotated[
         str | None, option("NAME", "Embedding model: a folder or a Hugging Face name.", "minilm")
@@ -115,8 +121,8 @@ def index_build(
             kind,
             source=corpus,
             overwrite=overwrite,
-            words=words,
-            overlap=overlap,
+            words=splitting.words,
+            overlap=splitting.overlap,
             progress=watch,
             memory=parse_bytes(memory),
             **settings,
@@ -125,14 +131,15 @@ def index_build(
 
 
 @app.command("add")
+@takes_groups
 def index_add(
     corpus: CorpusLocation,
     folder: Annotated[Path, path_option("DIR", "Index folder.", flags="--to")],
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace what the index has of the same files and ids.")
     ] = False,
-    words: Words = 100,
-    overlap: Overlap = 20,
+    *,
+    splitting: SplitOptions,
     device: Device = None,
     memory: Memory = "4GB",
     changes: Annotated[
@@ -157,8 +164,8 @@ def index_add(
             folder,
             source=corpus,
             replace=replace,
-            words=words,
-            overlap=overlap,
+            words=splitting.words,
+            overlap=splitting.overlap,
             progress=watch,
             memory=parse_bytes(memory),
             **settings,

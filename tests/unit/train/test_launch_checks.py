@@ -67,7 +67,9 @@ def test_more_processes_than_gpus_are_refused(launched: Any, monkeypatch: pytest
     launched(4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    told = r"4 processes were launched on this machine, and torch finds 2 GPUs \(CUDA_VISIBLE_DEVICES is '0,1'\): .*=0.5,"
+    told = (
+        r"4 processes were launched on this machine, and torch finds 2 GPUs \(CUDA_VISIBLE_DEVICES is '0,1'\): .*=0.5,"
+    )
     for share in ("1", "0.6"):
         monkeypatch.setenv(SHARE, share)
         with pytest.raises(StepladderError, match=told):

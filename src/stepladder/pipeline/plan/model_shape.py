@@ -147,8 +147,10 @@ def _read_folder(name: str, folder: Path, known: dict[str, dict[str, Any]]) -> M
         raise StepladderError(f"the shape of model '{name}' is unknown: {folder} has no config.json")
     from transformers import AutoConfig
 
+    from stepladder.models.loading import NO_CODE
+
     try:
-        return shape_from_config(name, AutoConfig.from_pretrained(folder, local_files_only=True))
+        return shape_from_config(name, AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE))
     except (OSError, ValueError) as error:
         raise StepladderError(f"the shape of model '{name}' is unknown: {error}") from error
 
@@ -166,4 +168,6 @@ def _downloaded_config(name: str) -> Any:
         return None
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(Path(path).parent, local_files_only=True)
+    from stepladder.models.loading import NO_CODE
+
+    return AutoConfig.from_pretrained(Path(path).parent, local_files_only=True, **NO_CODE)
