@@ -1,7 +1,7 @@
 """Where the time goes between vLLM alone and vLLM through our engine: all variants on one vLLM, in one run.
 
     python benchmarks/vllm_overhead.py --model random-1.5b --tokenizer FOLDER
-    python benchmarks/vllm_overhead.py --model FOLDER --transcripts 64 --only alone,engine --profile
+    python benchmarks/vllm_overhead.py --model FOLDER --transcripts 64 --only alone --only "engine + all" --profile
 
 The work is that of `generation_speed.py`. `alone` variants call vLLM's own engine; `session` ones our engine without
 our driver; `engine` ones both. The rest of a name says what is asked for. Shares are of `alone`, vLLM's defaults
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", help="a folder or hub name, for a random model")
     parser.add_argument("--transcripts", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", default="", help="beginnings of the names of variants, with commas between them")
+    parser.add_argument("--only", action="append", help="the name of a variant; may be given several times")
     parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -154,8 +154,10 @@ def compare(engine: Any, chosen: argparse.Namespace) -> None:
     print(describe(engine), flush=True)
     vocabulary = vocabulary_of(engine)
     work, few = transcripts(vocabulary, chosen.transcripts), transcripts(vocabulary, min(32, chosen.transcripts))
-    wanted = tuple(chosen.only.split(",")) if chosen.only else ("",)
-    ways = {name: make() for name, make in variants(engine).items() if name.startswith(wanted)}
+    made = variants(engine)
+    if unknown := set(chosen.only or ()) - set(made):
+        raise SystemExit(f"unknown variants {', '.join(sorted(unknown))}; known: {'; '.join(made)}")
+    ways = {name: make() for name, make in made.items() if name in (chosen.only or made)}
     found: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way(few)
