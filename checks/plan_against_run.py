@@ -176,7 +176,7 @@ def planned_runs(options: argparse.Namespace) -> Iterator[tuple[str, Recipe, lis
     """The runs that were asked for: name, recipe, stages."""
     if options.recipe is not None:
         recipe = load_recipe(options.recipe, options.overrides)
-        yield recipe.name, recipe, [stage.name for stage in recipe.stages]
+        yield recipe.name, recipe, options.stages.split(",") if options.stages else [each.name for each in recipe.stages]
         return
     models = dict(each.split("=", 1) for each in options.model)
     suite = yaml.safe_load((HERE / "plan_runs.yaml").read_text())[options.suite]
@@ -249,6 +249,7 @@ def main() -> int:
     parser.add_argument("--suite", help="a suite of plan_runs.yaml")
     parser.add_argument("--run", action="append", default=[], help="a run of the suite; repeatable; default: all")
     parser.add_argument("--recipe")
+    parser.add_argument("--stages", help="of --recipe, separated by commas; default: all")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", action="append", default=[], help="RUN=FOLDER: the policy of a run")
     parser.add_argument("--data", help="a folder of questions instead of Atlas")

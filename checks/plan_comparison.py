@@ -97,7 +97,8 @@ def _training(stage: StagePlan, found: Mapping[str, Any]) -> Training | None:
         numbers["longest"],
         extra_forward=assumed.extra_forward,
         saves=sum(count for path, (count, _) in found["parts"].items() if path.endswith("/checkpoint")),
-        padded=numbers["padded"],
+        # grpo computes rows in groups of similar length
+        padded=None if stage.kind == "grpo" else numbers["padded"],
     )
 
 

@@ -7,7 +7,7 @@ device's own bandwidth; what the host does per layer and row stays.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -55,7 +55,9 @@ class Rates:
     #: FLOP/s of a forward and a backward pass, by hidden size; and seconds per update beside them.
     training: Points
     update_seconds: float
+    #: To start an engine, with its graphs; and once per run: imports, data, index.
     start_seconds: Mapping[str, float]
+    process_seconds: float
     #: Memory of a process beside its tensors; and what allocations take, relative to the tensors.
     process_bytes: float
     memory_factor: float
@@ -110,8 +112,8 @@ def stored_rates() -> dict[str, Any]:
         return {}
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for device, entry in found.items():
-            _read(device, entry)
+        for entry in found.values():
+            _measured(_read(CPU, constants()["rates"][CPU]), entry)
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise StepladderError(
             f"{path} is damaged ({type(error).__name__}: {error}): delete it, and measure again with --measure"
@@ -120,15 +122,31 @@ def stored_rates() -> dict[str, Any]:
 
 
 def rates_of(cluster: Cluster) -> Rates:
-    """The rates of a device."""
-    measured = {**constants()["rates"], **stored_rates()}
-    if cluster.device in measured:
-        return _read(cluster.device, measured[cluster.device])
-    if cluster.is_cpu:
-        return _read(CPU, measured[CPU])
-    devices = constants()["devices"]
-    own, reference = devices[cluster.device], devices[_REFERENCE]
-    return _scaled(_read(_REFERENCE, measured[_REFERENCE]), cluster.device, own, own["flops"] / reference["flops"])
+    """The rates of a device: those of `constants.yaml`, or scaled ones, with what was measured here instead."""
+    stored = constants()["rates"]
+    if cluster.device in stored:
+        found = _read(cluster.device, stored[cluster.device])
+    else:
+        devices = constants()["devices"]
+        own, reference = devices[cluster.device], devices[_REFERENCE]
+        factor = own["flops"] / reference["flops"]
+        found = _scaled(_read(_REFERENCE, stored[_REFERENCE]), cluster.device, own, factor)
+    measured = stored_rates().get(cluster.device)
+    return found if measured is None else _measured(found, measured)
+
+
+def _measured(rates: Rates, entry: Mapping[str, Any]) -> Rates:
+    """Rates with those that `--measure` stored."""
+    return replace(
+        rates,
+        source=str(entry["source"]),
+        date=str(entry["date"]),
+        scaled_from=None,
+        bandwidth=float(entry["bandwidth"]),
+        generation={**rates.generation, **_engines(entry)},
+        training=_points(entry["training"]["flops"]) or {},
+        update_seconds=float(entry["training"]["update_seconds"]),
+    )
 
 
 def _scaled(rates: Rates, device: str, own: Mapping[str, float], factor: float) -> Rates:
@@ -139,48 +157,45 @@ def _scaled(rates: Rates, device: str, own: Mapping[str, float], factor: float) 
         name: EngineRates(each.layer_seconds, each.row_seconds, scale(each.flops), None, each.overlap)
         for name, each in rates.generation.items()
     }
-    return Rates(
-        device,
-        rates.source,
-        rates.date,
-        rates.device,
-        float(own["bandwidth"]),
-        engines,
-        scale(rates.training),
-        rates.update_seconds,
-        rates.start_seconds,
-        rates.process_bytes,
-        rates.memory_factor,
-        rates.disk_bytes_per_second,
-        rates.search_seconds,
-        rates.request_seconds,
+    return replace(
+        rates,
+        device=device,
+        scaled_from=rates.device,
+        bandwidth=float(own["bandwidth"]),
+        generation=engines,
+        training=scale(rates.training),
     )
 
 
-def _read(device: str, entry: Mapping[str, Any]) -> Rates:
-    def points(found: Mapping[Any, Any] | None) -> Points | None:
-        return None if found is None else {int(hidden): float(value) for hidden, value in found.items()}
+def _points(found: Mapping[Any, Any] | None) -> Points | None:
+    return None if found is None else {int(hidden): float(value) for hidden, value in found.items()}
 
-    engines = {
+
+def _engines(entry: Mapping[str, Any]) -> dict[str, EngineRates]:
+    return {
         name: EngineRates(
             float(each["layer_seconds"]),
             float(each["row_seconds"]),
-            points(each["flops"]) or {},
-            points(each.get("decode_flops")),
+            _points(each["flops"]) or {},
+            _points(each.get("decode_flops")),
             bool(each.get("overlap", False)),
         )
         for name, each in entry["generation"].items()
     }
+
+
+def _read(device: str, entry: Mapping[str, Any]) -> Rates:
     return Rates(
         device,
         str(entry["source"]),
         str(entry["date"]),
         None,
         float(entry["bandwidth"]),
-        engines,
-        points(entry["training"]["flops"]) or {},
+        _engines(entry),
+        _points(entry["training"]["flops"]) or {},
         float(entry["training"]["update_seconds"]),
         {name: float(value) for name, value in entry["start_seconds"].items()},
+        float(entry["process_seconds"]),
         float(entry["process_bytes"]),
         float(entry["memory_factor"]),
         float(entry["disk_bytes_per_second"]),

@@ -14,12 +14,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import yaml  # type: ignore[import-untyped]
 
 from stepladder.core.io.files import atomic_file
-from stepladder.pipeline.plan.cost_constants import constants, measured_file, stored_rates
-from stepladder.pipeline.plan.gpu_cluster import CPU, Cluster
+from stepladder.pipeline.plan.cost_constants import measured_file, stored_rates
+from stepladder.pipeline.plan.gpu_cluster import Cluster
 from stepladder.pipeline.plan.model_shape import ModelShape
 
 #: The measured model is cut to about this many weights, and its vocabulary to this many words.
@@ -42,7 +41,6 @@ def measure_rates(shape: ModelShape, cluster: Cluster) -> dict[str, Any]:
     width = 4 if cluster.is_cpu else 2
     layer = max((step - width * cut.computed_parameters / bandwidth) / cut.layers, 1e-6)
     trained, update = _training(model, cut, rows, length)
-    defaults = constants()["rates"][CPU if cluster.is_cpu else "H200-141G"]
     name = platform.processor() or platform.machine() if cluster.is_cpu else torch.cuda.get_device_name()
     flops = 2 * cut.computed_parameters
     return {
@@ -59,9 +57,6 @@ def measure_rates(shape: ModelShape, cluster: Cluster) -> dict[str, Any]:
             }
         },
         "training": {"flops": {shape.hidden: trained}, "update_seconds": update},
-        **{name: defaults[name] for name in ("start_seconds", "memory_factor", "disk_bytes_per_second")},
-        **{name: defaults[name] for name in ("search_seconds", "request_seconds")},
-        "process_bytes": defaults["process_bytes"],
     }
 
 
@@ -198,8 +193,3 @@ def _seconds(run: Callable[[], object], times: int) -> float:
         run()
         found.append(clock() - started)
     return max(min(found), 1e-9)
-
-
-def process_bytes() -> int:
-    """The memory of this process."""
-    return int(psutil.Process().memory_info().rss)

@@ -215,7 +215,9 @@ def _activations(
     share = 1.0 if kind == "dpo" else training.predicted / max(training.tokens, 1.0)
     per_token += share * shape.logit_bytes(setup.bf16)
     buffers = _BUFFERS if setup.cluster.is_cpu else 0.0
-    rows = training.batch / (settings.gradient_accumulation_steps * setup.processes)
+    # Fewer examples than the batch size are one smaller batch.
+    batch_rows = min(training.batch, -(-training.tokens // (training.example * training.updates)))
+    rows = batch_rows / (settings.gradient_accumulation_steps * setup.processes)
     longest = padded(training.longest)
     # Rows of similar length are together: the longest batch has rows like the longest.
     # In grpo, rows are computed in groups of similar length.

@@ -138,6 +138,11 @@ def find_shape(name: str, known: dict[str, dict[str, Any]]) -> ModelShape:
     )
 
 
+def is_local(name: str) -> bool:
+    """Whether a model can be read without a download."""
+    return (builtin_folder(name) or expand_path(name)).is_dir() or _downloaded_config(name) is not None
+
+
 def _read_folder(name: str, folder: Path, known: dict[str, dict[str, Any]]) -> ModelShape:
     from stepladder.models.resolve import base_models
 

@@ -13,7 +13,7 @@ from stepladder.pipeline.plan.cost_constants import Rates, constants, rates_of
 from stepladder.pipeline.plan.fitting import Advice, advise
 from stepladder.pipeline.plan.gpu_cluster import Cluster
 from stepladder.pipeline.plan.memory_model import Setup, StageMemory, generation_memory, training_memory, vllm_plan
-from stepladder.pipeline.plan.model_shape import ModelShape, find_shape
+from stepladder.pipeline.plan.model_shape import ModelShape, find_shape, is_local
 from stepladder.pipeline.plan.stage_work import StageWork, WorkModel
 from stepladder.pipeline.plan.time_model import StageTime, stage_time
 from stepladder.pipeline.plan.transcript_profile import (
@@ -23,10 +23,13 @@ from stepladder.pipeline.plan.transcript_profile import (
     within_limits,
 )
 from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.resources import SharedConfig
 
 TRAINED = ("sft", "rft", "prm", "dpo", "grpo")
 #: How several GPUs train: every process has all states, or a share of them.
 STRATEGIES = ("fsdp", "ddp", "none")
+#: Tokens that Qwen2.5 and SmolLM2 write on Atlas, relative to nano, whose tokenizer was made for it.
+_OTHER_TOKENIZER = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,10 @@ class Plan:
         return all(stage.fits for stage in self.stages)
 
     def seconds(self) -> tuple[float, float, float]:
-        """The expected time of all stages, and its range."""
-        times = [stage.time for stage in self.stages]
-        return sum(each.expected for each in times), sum(each.low for each in times), sum(each.high for each in times)
+        """The expected time of all stages with the start of the process, and its range."""
+        times, start = [stage.time for stage in self.stages], self.rates.process_seconds
+        low, high = sum(each.low for each in times) + start / 2, sum(each.high for each in times) + 2 * start
+        return sum(each.expected for each in times) + start, low, high
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -95,6 +99,7 @@ class Plan:
             "seconds": expected,
             "seconds_low": low,
             "seconds_high": high,
+            "start_seconds": self.rates.process_seconds,
             "device_hours": sum(stage.device_hours for stage in self.stages),
             "stages": [_plain_stage(stage) for stage in self.stages],
         }  # fmt: skip
@@ -142,7 +147,7 @@ def plan_recipe(
     known: Mapping[str, Any] = stored["models"]
     served = shared.engine == "openai"
     shape = shape or find_shape("tiny" if served else shared.policy, dict(known))
-    profile = profile or find_profile(recipe)
+    profile = profile or find_profile(recipe, shape)
     rates = rates_of(cluster)
     estimated = WorkModel(recipe, profile, stored["trees"])
     planner = _Planner(recipe, cluster, shape, profile, rates, strategy)
@@ -151,22 +156,19 @@ def plan_recipe(
     return Plan(recipe.name, cluster, shape, profile, rates, strategy, tuple(stages))
 
 
-def find_profile(recipe: Recipe) -> TranscriptProfile:
-    """The stored lengths of transcripts of this agent and data, or counted ones."""
+def find_profile(recipe: Recipe, shape: ModelShape | None = None) -> TranscriptProfile:
+    """The stored lengths of transcripts of this agent, data and tokenizer, or counted ones."""
     shared = recipe.shared
-    names = [each.rpartition("/")[2] for each in (shared.data.name or "").split("+")]
-    stored = constants()
-    found = [
-        TranscriptProfile(
-            **{name: value for name, value in each.items() if name not in ("data", "agent", "k")},
-            source=f"stored, {stored['transcripts_date']}",
-        )
-        for name in names
-        for each in stored["transcripts"]
-        if (each["data"], each["agent"], each["k"]) == (name, shared.agent, shared.search.k)
-    ]
-    if names and len(found) == len(names) and shared.data.index is None:
-        return within_limits(mean_profile(found), shared.episode.max_steps, shared.episode.max_tokens)
+    shape = shape or find_shape(shared.policy, dict(constants()["models"]))
+    stored = _stored_profile(shared)
+    # Stored lengths hold for tokenizers of a similar size: nano's has 4,096 tokens, those of others 49,000 and more.
+    similar = stored is not None and 1 / 4 < stored[1] / shape.vocabulary < 4
+    if stored is not None and (similar or not is_local(shared.policy)):
+        found = stored[0]
+        if not similar:
+            written, source = _OTHER_TOKENIZER * found.written, f"{found.source}, of another tokenizer"
+            found = replace(found, written=written, source=source)
+        return within_limits(found, shared.episode.max_steps, shared.episode.max_tokens)
     try:
         return count_transcripts(shared)
     except StepladderError as error:
@@ -174,6 +176,24 @@ def find_profile(recipe: Recipe) -> TranscriptProfile:
             f"the lengths of this recipe's transcripts are not stored, and cannot be counted: {error}. Give them: "
             "--tokens-read N --tokens-written N"
         ) from error
+
+
+def _stored_profile(shared: SharedConfig) -> tuple[TranscriptProfile, int] | None:
+    """The lengths in `constants.yaml`, and the size of the vocabulary that they were counted with."""
+    names = [each.rpartition("/")[2] for each in (shared.data.name or "").split("+")]
+    stored = constants()
+    entries = [
+        each
+        for name in names
+        for each in stored["transcripts"]
+        if (each["data"], each["agent"], each["k"]) == (name, shared.agent, shared.search.k)
+    ]
+    if not names or len(entries) != len(names) or shared.data.index is not None:
+        return None
+    fields = [field for field in TranscriptProfile.__slots__ if field != "source"]
+    source = f"stored, {stored['transcripts_date']}"
+    profiles = [TranscriptProfile(**{name: each[name] for name in fields}, source=source) for each in entries]
+    return mean_profile(profiles), min(stored["vocabularies"][each["data"]] for each in entries)
 
 
 @dataclass(frozen=True, slots=True)

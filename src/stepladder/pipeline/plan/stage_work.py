@@ -14,8 +14,12 @@ from stepladder.pipeline.plan.transcript_profile import TranscriptProfile
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, SERVER
 
+#: Kinds of stages that train a policy.
+_POLICY_KINDS = ("sft", "rft", "dpo", "grpo")
 #: Questions of a split whose size the recipe does not say.
 _SPLIT = 1000
+#: Transcripts among which the longest one was counted.
+_COUNTED = 200
 #: A judge's reply, and what it reads beside the transcript, in tokens.
 _JUDGE_WRITTEN, _JUDGE_READ = 80, 600
 
@@ -42,6 +46,10 @@ class Generation:
     high: float = 1.15
     #: Decoding steps, if they are known.
     steps: float | None = None
+    #: How many times as many decoding steps there are as if all rows were as long as the mean.
+    tail: float = 1.0
+    #: Engines that are started for it, beside the first of the stage.
+    starts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +105,14 @@ class WorkModel:
         """`trees`: the constants of tree search."""
         self.recipe, self.profile, self.constants = recipe, profile, trees
         self.outputs = Outputs()
+        self._policies = 0
 
     def of(self, stage: Stage) -> StageWork:
         """The work of the next stage."""
         kind = stage.kind.replace("-", "_")
         described: StageWork = getattr(self, f"_{kind}", lambda _: StageWork(notes=("not estimated",)))(stage)
+        if stage.kind in _POLICY_KINDS:
+            described = replace(described, generations=(*described.generations, *self._comparison()))
         player = stage.inputs.get("policy")
         if player == ORACLE:
             return StageWork(notes=("the oracle plays: no model",))
@@ -115,13 +126,31 @@ class WorkModel:
 
     # --- episodes
 
+    def _comparison(self) -> tuple[Generation, ...]:
+        """From the second policy on, the policies of a run are compared on the same dev questions."""
+        self._policies += 1
+        questions = max(getattr(stage.settings, "dev_questions", 0) for stage in self.recipe.stages)
+        compared = {1: 0, 2: 2}.get(self._policies, 1)
+        if not questions or not compared:
+            return ()
+        return (replace(self._episodes("comparison", compared * questions, at_once=questions), starts=compared),)
+
     def _episodes(self, what: str, count: float, *, by: str = "shared", at_once: float | None = None) -> Generation:
         profile = self.profile
         written, read, searches = (count * each for each in (profile.written, profile.read, profile.searches))
         requests, together = count * profile.steps, at_once or count
         # Trainers drop the cache after every rollout and dev evaluation.
         cached = together * profile.steps if by == "trainer" else requests
-        return Generation(what, written, read, searches, together, profile.context, requests, cached, by)
+        rows = min(together, self.recipe.shared.batch_size)
+        tail = self._tail(rows)
+        if by == "shared":  # others take the places of those that end, until none is left
+            tail = 1 + (tail - 1) * rows / count
+        return Generation(what, written, read, searches, together, profile.context, requests, cached, by, tail=tail)
+
+    def _tail(self, rows: float) -> float:
+        """Decoding goes on until the longest of the rows ends: the more rows, the longer it is."""
+        spread = self.profile.longest / self.profile.context - 1
+        return 1 + spread * min(math.log(max(rows, 1)) / math.log(_COUNTED), 1.0)
 
     def _dev(self, settings: Any, updates: int, per_epoch: int) -> tuple[tuple[Generation, ...], int]:
         """The dev evaluations of a trainer, and how many checkpoints are written."""

@@ -69,6 +69,7 @@ def stage_time(
         used, workers = (name, setup.processes) if each.by == "trainer" else (shared.engine, 1 if trains else engines)
         seconds = generation_seconds(shape, each, setup, used, shared.batch_size, workers)
         found.add(each.what, seconds, low * each.low, high * each.high)
+        found.add("start", each.starts * rates.start_seconds.get(used, rates.start_seconds["transformers"]), 0.5, 1.5)
         found.add("requests", each.requests * rates.request_seconds, 0.5, 1.5)
         searching = each.searches * (rates.search_seconds + passages * _PASSAGE_SECONDS)
         found.add("search", searching, 0.3, 2.0)
@@ -98,7 +99,7 @@ def generation_seconds(
     arithmetic = 2 * parameters * (work.written / decode + work.read / flops)
     caches = work.written * work.context * shape.kv_bytes(setup.bf16) / bandwidth
     both = max(host, arithmetic) if rates.overlap else host + arithmetic
-    steps = work.written / engines / rows if work.steps is None else work.steps / engines
+    steps = (work.tail * work.written / rows if work.steps is None else work.steps) / engines
     return steps * step + (both + caches) / _speedup(engines)
 
 
