@@ -1,6 +1,6 @@
-"""Do the paper-size recipes go through their stages with models of the real width? A dry run on a CPU.
+"""Do the paper-size recipes go through their stages with models of the real width? A dry run.
 
-    python checks/paper_shapes.py [prorag-qwen3-8b reasonrag-qwen2.5-7b] [--divide 1] [--out DIR]
+    python checks/paper_shapes.py [prorag-qwen3-8b reasonrag-qwen2.5-7b] [--divide 1] [--device cpu] [--out DIR]
 
 In: the names of recipes. Out: one line per stage with its seconds; an error ends the check. The policy has the real
 hidden size, heads and MLP of the recipe's model, with random weights. What is cut:
@@ -15,7 +15,7 @@ hidden size, heads and MLP of the recipe's model, with random weights. What is c
 - engine: transformers instead of vLLM.
 
 `--divide 16` divides the widths by 16, for a quick look: about two minutes on two slow cores. The real widths take far
-longer there.
+longer there; `--device cuda` runs them on a GPU.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from stepladder.pipeline.recipe import Recipe, load_recipe
 
 #: Overrides of every recipe, and by kind of stage.
 SHARED = (
-    *("engine=transformers", "device=cpu", "batch_size=8", "data={name: atlas}", "search.k=1"),
+    *("engine=transformers", "batch_size=8", "data={name: atlas}", "search.k=1"),
     *("prompting.format=constrained", "prompting.max_searches=2", "prompting.force_answer=true"),
     *("episode.max_steps=11", "episode.max_tokens=64"),
 )
@@ -94,10 +94,10 @@ def write_model(shape: ModelShape, folder: Path, divide: int) -> None:
     print(f"{shape.name}: hidden size {config.hidden_size}, two layers, {size:,.0f}M weights", flush=True)
 
 
-def small_recipe(name: str, policy: Path) -> Recipe:
+def small_recipe(name: str, policy: Path, device: str) -> Recipe:
     """The recipe with few questions, and without stages that random weights cannot pass."""
     whole = load_recipe(name)
-    changes = [*SHARED, f"policy={policy}"]
+    changes = [*SHARED, f"policy={policy}", f"device={device}"]
     for stage in whole.stages:
         changes += [f"stages.{stage.name}.{change}" for change in SMALL.get(stage.kind, ())]
         if getattr(stage.settings, "gradient_accumulation_steps", 1) > 1:
@@ -111,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=["prorag-qwen3-8b", "reasonrag-qwen2.5-7b"])
     parser.add_argument("--divide", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     answer_kinds.score_answer = half_correct
@@ -121,7 +122,7 @@ def main() -> None:
                 find_shape(load_recipe(name).shared.policy, constants()["models"]), folder / "model", options.divide
             )
             started = time.monotonic()
-            report = run_recipe(small_recipe(name, folder / "model"), folder / "run")
+            report = run_recipe(small_recipe(name, folder / "model", options.device), folder / "run")
             for stage in report.stages:
                 print(f"  {stage.name:<12} {stage.seconds:8.1f} s", flush=True)
             print(f"{name}: all {len(report.stages)} stages in {time.monotonic() - started:,.0f} s", flush=True)

@@ -179,6 +179,24 @@ def test_what_does_not_fit_says_which_setting_would() -> None:
     assert stage_of(plan_of("prorag-qwen1.5b", "A10-24G"), "sft").fits
 
 
+@pytest.mark.parametrize(
+    ("recipe", "gpus"),
+    [("prorag-qwen1.5b", "RTX4090-24G"), ("prorag-qwen3-8b", "A100-80G"), ("prorag-nano", "8xH100-80G")],
+)
+def test_every_suggestion_makes_its_stage_fit(recipe: str, gpus: str) -> None:
+    stages = [stage for stage in plan_of(recipe, gpus).stages if not stage.fits]
+    assert stages
+    for stage in stages:
+        assert stage.advice, stage.name
+        for advice in stage.advice:
+            words = advice.options.split()
+            given = dict(zip(words[::2], words[1::2]))
+            changes = [value for option, value in zip(words[::2], words[1::2]) if option == "--set"]
+            strategy = given.get("--strategy", "fsdp")
+            changed = plan_of(recipe, given.get("--gpus", gpus), *changes, strategy=strategy)
+            assert stage_of(changed, stage.name).fits, advice.options
+
+
 def test_fsdp_shards_what_one_gpu_cannot_hold() -> None:
     one, eight, copies = (
         stage_of(
@@ -234,7 +252,8 @@ def test_json_has_what_the_table_has(capsys: pytest.CaptureFixture[str]) -> None
     assert run("prorag-qwen1.5b", "--gpus", "H100-80G", "--json") == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["rates"]["scaled_from"] == "H200-141G"
-    assert found["seconds"] == pytest.approx(sum(stage["seconds"] for stage in found["stages"]))
+    total = found["start_seconds"] + sum(stage["seconds"] for stage in found["stages"])
+    assert found["seconds"] == pytest.approx(total)
     assert found["seconds_low"] < found["seconds"] < found["seconds_high"]
     assert {"needed", "expected", "limit", "parts"} == set(found["stages"][0]["memory"])
 

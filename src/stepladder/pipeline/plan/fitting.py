@@ -54,6 +54,8 @@ def advise(
     if strategy != "fsdp" and cluster.count > 1 and missing(stage.settings, shared, cluster, "fsdp") <= 0:
         found.append(Advice("--strategy fsdp", "shard weights, gradients and optimizer over the GPUs"))
         return found
+    if not found and cluster.count > 1 and missing(stage.settings, shared, cluster, "none") <= 0:
+        found.append(Advice("--strategy none", "train in one process, on one GPU"))
     for count in _COUNTS:
         if count > cluster.count and missing(stage.settings, shared, replace(cluster, count=count), "fsdp") <= 0:
             found.append(Advice(f"--gpus {count}x{cluster.device}", f"FSDP over {count} GPUs"))
@@ -69,18 +71,20 @@ def _together(
     stage: Stage, shared: Any, cluster: Cluster, strategy: str, profile: TranscriptProfile, missing: Shortage
 ) -> Advice | None:
     """Several changes, the least harmful first: of each setting the value that saves most."""
-    now = _Change("", "", stage.settings, shared)
-    left = missing(now.settings, now.shared, cluster, strategy)
+    settings, chosen = stage.settings, list[_Change]()
+    left = missing(settings, shared, cluster, strategy)
     for name in _NAMES:
-        tried = _named(name, _changes(stage, now.settings, now.shared, profile))
+        tried = _named(name, _changes(stage, settings, shared, profile))
         costs = [missing(each.settings, each.shared, cluster, strategy) for each in tried]
         if not tried or min(costs) >= left:
             continue
         left, best = min(costs), tried[costs.index(min(costs))]
-        about = f"{now.about}; {best.about}".removeprefix("; ")
-        now = _Change(f"{now.options} {best.options}".strip(), about, best.settings, best.shared)
+        settings, shared = best.settings, best.shared
+        if name == "engine":  # settings of vLLM have no effect any more, and would be an error
+            chosen = [each for each in chosen if "vllm" not in each.options]
+        chosen.append(best)
         if left <= 0:
-            return Advice(now.options, now.about)
+            return Advice(" ".join(each.options for each in chosen), "; ".join(each.about for each in chosen))
     return None
 
 
