@@ -104,8 +104,9 @@ class InProcessEngine(Engine):
     def closing_tokens_of(self, stops: tuple[str, ...]) -> frozenset[int]:
         """The tokens that can contain the end of a stop string: only after these is the text decoded and checked."""
         if stops not in self._closing_tokens:
-            # An incomplete character decodes to U+FFFD and may end any stop string.
-            ends = {stop[-1] for stop in stops} | {"\ufffd"}
+            ends = {stop[-1] for stop in stops}
+            if not all(end.isascii() for end in ends):
+                ends.add("\ufffd")  # a part of a character, which other tokens complete
             closing = (token for token, piece in enumerate(self._token_texts) if not ends.isdisjoint(piece))
             self._closing_tokens[stops] = frozenset(closing)
         return self._closing_tokens[stops]

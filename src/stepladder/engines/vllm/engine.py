@@ -53,6 +53,7 @@ class VLLMEngine(InProcessEngine):
     """A causal language model in vLLM."""
 
     name = "vllm"
+    join_share = 1_000_000  # vLLM takes in requests at every step
 
     def __init__(
         self,
