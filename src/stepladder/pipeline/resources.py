@@ -253,7 +253,7 @@ class RunContext:
         self.prompted = prompted, remote
         self.console = console or Console(stderr=True)
         self._announced: set[str] = set()
-        #: The Ray cluster of the settings, once it is needed (pipeline/spread).
+        #: The Ray cluster of the settings, once it is needed (pipeline/workers).
         self.cluster: RayCluster | None = None
         set_cache_limit(settings.memory)
 
