@@ -1,7 +1,8 @@
 """Do Ray workers give what one process gives, what do they cost, and how much faster are they?
 
     python checks/ray_workers.py same --policy oracle --questions 200 --workers 3
-    python checks/ray_workers.py same --policy nano --questions 24 --parts eval,explore,rank,rft
+    python checks/ray_workers.py same --policy nano --questions 24 --max-tokens 24 --parts eval,explore,rank,rft
+    python checks/ray_workers.py same --policy runs/nano/sft/policy --questions 24 --parts eval,explore,rank,rft
     python checks/ray_workers.py same --parts prm,index
     python checks/ray_workers.py speed --questions 200 --workers 3 --rounds 7
 
@@ -126,7 +127,9 @@ def play(
 ) -> tuple[dict[str, Sequence[Any]], dict[str, float], int]:
     """Records by name, the seconds of every part without the start, and the number of workers that died."""
     policy = "nano" if options.policy == ORACLE else options.policy
-    shared = SharedConfig.read({"policy": policy, "device": "cpu", "ray": ray})
+    limits = {"max_steps": 10, "max_tokens": options.max_tokens}
+    common = {"agent": "prorag-brief", "search": {"k": 1}, "episode": limits, "device": "cpu", "dtype": "fp32"}
+    shared = SharedConfig.read({**common, "policy": policy, "ray": ray})
     records: dict[str, Sequence[Any]] = {}
     seconds: dict[str, float] = {}
     with TemporaryDirectory() as folder, closing(RunContext(shared)) as context:
@@ -329,6 +332,7 @@ def main() -> None:
     parser.add_argument("--policy", default=ORACLE, help="a model, or oracle")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--simulations", type=int, default=4, help="per tree")
+    parser.add_argument("--max-tokens", type=int, default=160, help="per step of a model")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=7, help="of speed")
     options = parser.parse_args()
