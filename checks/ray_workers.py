@@ -1,24 +1,31 @@
 """Do Ray workers give what one process gives, what do they cost, and how much faster are they?
 
-    python checks/ray_workers.py same --policy nano --questions 200 --workers 3
-    python checks/ray_workers.py speed --questions 300 --workers 3
+    python checks/ray_workers.py same --policy oracle --questions 200 --workers 3
+    python checks/ray_workers.py same --policy nano --questions 24 --max-tokens 24 --parts eval,explore,rank,rft
+    python checks/ray_workers.py same --policy runs/nano/sft/policy --questions 24 --parts eval,explore,rank,rft
+    python checks/ray_workers.py same --parts prm,index
+    python checks/ray_workers.py speed --questions 200 --workers 3 --rounds 7
 
-`same` plays an evaluation and an exploration three times: in one process, on a local cluster, and on a local cluster of
-which one worker is killed with SIGKILL after a tenth of the questions. Trees and scores must be equal; log-probs may
-differ by rounding, because batches have other sizes. `speed` uses an engine that takes 2 ms per generation: the time of
-one worker beside that of one process is the overhead of Ray, and the time of all workers gives the speed-up. The start
-of the cluster is not counted. Exit status 1 on a difference, or an overhead of 5% or more.
+`same` does the work of eval, explore, rank and the sampling of rft three times: in one process, on a local cluster, and
+on a local cluster of which one worker is killed with SIGKILL after a tenth of the questions of eval, and another one in
+explore. It scores steps with a reward model and encodes passages (both of random weights) in one process and on
+workers. Scores, episodes and trees must be equal; log-probs, step scores and vectors may differ by rounding, because
+batches have other sizes. `speed` uses an engine that takes 2 ms per generation: the time of one worker beside that of
+one process is the overhead of Ray, and the time of all workers gives the speed-up. The start of the cluster is not
+counted. Exit status 1 on a difference, or an overhead of 5% or more.
 """
 
 import argparse
 import os
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,56 +44,108 @@ from stepladder.driver.cluster import RayConfig  # noqa: E402
 from stepladder.driver.cluster.pool import WorkerPool  # noqa: E402
 from stepladder.driver.cluster.ray_cluster import RayCluster  # noqa: E402
 from stepladder.driver.cluster.remote_driver import RemoteDriver  # noqa: E402
-from stepladder.evaluation.evaluator import Evaluation, evaluate  # noqa: E402
+from stepladder.evaluation.evaluator import evaluate  # noqa: E402
 from stepladder.explore.episode import EpisodeConfig, episode  # noqa: E402
 from stepladder.explore.tree_store import explore, read_trees  # noqa: E402
 from stepladder.oracle.engine import OracleEngine  # noqa: E402
 from stepladder.pipeline.resources import ORACLE, RunContext, SharedConfig  # noqa: E402
 from stepladder.pipeline.search_config import ExploreConfig  # noqa: E402
-from stepladder.pipeline.spread.player import Player, PlayPlan, open_driver  # noqa: E402
 from stepladder.pipeline.stages.explore import mcts_tree  # noqa: E402
+from stepladder.pipeline.stages.rank import ranked_tree  # noqa: E402
+from stepladder.pipeline.workers.playing import Player, PlayPlan, Scoring, open_driver  # noqa: E402
+from stepladder.train.transcripts.sampled_episodes import sample_episodes  # noqa: E402
 
 CALL_SECONDS = 0.002
 LARGEST_OVERHEAD = 0.05
+PLAYED, PARTS = ("eval", "explore", "rank", "rft"), ("eval", "explore", "rank", "rft", "prm", "index")
+Watch = Callable[[Outcome[Any]], None]
 
 
 # --- the same results ---------------------------------------------------------------------------------------------
 
 
-def kill_one(driver: Driver, after: int) -> Callable[[Outcome[Any]], None]:
+def kill_one(driver: Driver, after: int) -> Watch:
     """Kill a worker after so many outcomes."""
     seen = []
 
     def watch(outcome: Outcome[Any]) -> None:
         seen.append(outcome.index)
         if len(seen) == after and isinstance(driver, RemoteDriver):
-            os.kill(driver.pool.workers[0].process, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(next(filter(None, processes(driver))), signal.SIGKILL)
 
     return watch
 
 
+def processes(driver: RemoteDriver) -> list[int]:
+    """The process ids of the workers; 0 of replacements."""
+    return [worker.process for worker in driver.pool.workers]  # type: ignore[attr-defined]
+
+
+class Parts:
+    """What the stages do with a driver. Each returns records by name."""
+
+    def __init__(self, driver: Driver, context: RunContext, options: argparse.Namespace, folder: Path) -> None:
+        self.driver, self.context, self.folder, self.simulations = driver, context, folder, options.simulations
+        self.test = context.split("test")[: options.questions]
+        self.train = sample_questions(context.split("train"), options.questions, 0, balance=True)
+
+    def eval(self, watch: Watch | None) -> dict[str, Sequence[Any]]:
+        context = self.context
+        found = evaluate(self.driver, context.agent, self.test, context.episode(), seed=0, watch=watch)
+        return {"eval scores": found.scores, "eval episodes": found.trajectories}
+
+    def explore(self, watch: Watch | None) -> dict[str, Sequence[Any]]:
+        rules = ExploreConfig(simulations=self.simulations, width=3).search(self.context.episode())
+        return {"explore trees": self._trees("explored", partial(mcts_tree, self.context.agent, rules), watch)}
+
+    def rank(self, watch: Watch | None) -> dict[str, Sequence[Any]]:
+        grow = partial(ranked_tree, self.context.agent, self.context.episode(1.0), 3, False)
+        return {"rank trees": self._trees("ranked", grow, watch)}
+
+    def rft(self, watch: Watch | None) -> dict[str, Sequence[Any]]:
+        context, sampled = self.context, self.context.episode(0.8)
+        found = sample_episodes(
+            self.folder / "samples",
+            self.driver,
+            context.agent,
+            self.train[: max(len(self.train) // 2, 1)],
+            sampled,
+            num_generations=2,
+            seed=0,
+            watch=watch,
+        )
+        return {"rft samples": found}
+
+    def _trees(self, name: str, grow: Any, watch: Watch | None) -> list[Tree]:
+        path = self.folder / f"{name}.jsonl.gz"
+        explore(self.driver, self.train, grow, path, seed=0, watch=watch)
+        return list(read_trees(path))
+
+
 def play(
-    context: RunContext, options: argparse.Namespace, folder: Path, kill: bool
-) -> tuple[Evaluation, list[Tree], dict[str, float], int]:
-    """An evaluation, trees, the seconds of both without the start, and the number of workers that died."""
-    seconds, deaths = {}, 0
-    test = context.split("test")[: options.questions]
-    with open_driver(context, options.policy) as driver:
+    ray: dict[str, Any] | None, options: argparse.Namespace, *, kill: bool = False
+) -> tuple[dict[str, Sequence[Any]], dict[str, float], int]:
+    """Records by name, the seconds of every part without the start, and the number of workers that died."""
+    policy = "nano" if options.policy == ORACLE else options.policy
+    limits = {"max_steps": 10, "max_tokens": options.max_tokens}
+    common = {"agent": "prorag-brief", "search": {"k": 1}, "episode": limits, "device": "cpu", "dtype": "fp32"}
+    shared = SharedConfig.read({**common, "policy": policy, "ray": ray})
+    records: dict[str, Sequence[Any]] = {}
+    seconds: dict[str, float] = {}
+    with TemporaryDirectory() as folder, closing(RunContext(shared)) as context:
         started = time.perf_counter()
-        watch = kill_one(driver, len(test) // 10) if kill else None
-        result = evaluate(driver, context.agent, test, context.episode(), seed=0, watch=watch)
-        seconds["eval"] = time.perf_counter() - started
-        deaths += driver.pool.deaths if isinstance(driver, RemoteDriver) else 0
-    train = sample_questions(context.split("train"), options.questions, 0, balance=True)
-    rules = ExploreConfig(simulations=options.simulations, width=3).search(context.episode())
-    with open_driver(context, options.policy, in_flight=64, generation_cache=16_384) as driver:
-        started = time.perf_counter()
-        watch = kill_one(driver, len(train) // 10) if kill else None
-        path = folder / f"{time.time()}.jsonl.gz"
-        explore(driver, train, partial(mcts_tree, context.agent, rules), path, seed=0, watch=watch)
-        seconds["explore"] = time.perf_counter() - started
-        deaths += driver.pool.deaths if isinstance(driver, RemoteDriver) else 0
-    return result, list(read_trees(path)), seconds, deaths
+        options_of_driver = {"in_flight": 64, "generation_cache": 16_384}
+        with open_driver(context, options.policy, scoring=Scoring("gold"), **options_of_driver) as driver:
+            seconds["start"] = time.perf_counter() - started
+            parts = Parts(driver, context, options, Path(folder))
+            for name in filter(options.parts.__contains__, PLAYED):
+                started = time.perf_counter()
+                dies = kill and name in ("eval", "explore")
+                watch = kill_one(driver, max(options.questions // 10, 1)) if dies else None
+                records |= getattr(parts, name)(watch)
+                seconds[name] = time.perf_counter() - started
+            deaths = driver.pool.deaths if isinstance(driver, RemoteDriver) else 0
+    return records, seconds, deaths
 
 
 def rounded(value: Any) -> Any:
@@ -119,27 +178,83 @@ def differing(name: str, expected: Sequence[Any], found: Sequence[Any]) -> int:
 
 
 def same(options: argparse.Namespace) -> int:
-    plain = {"policy": options.policy if options.policy != ORACLE else "nano", "device": "cpu"}
-    expected, trees, alone, _ = play_with(plain, None, options, kill=False)
-    print(f"one process: eval {alone['eval']:.1f} s, explore {alone['explore']:.1f} s", flush=True)
     problems = 0
-    for kill in (False, True):
-        found, grown, seconds, deaths = play_with(plain, {"workers": options.workers}, options, kill=kill)
-        speed = {name: alone[name] / seconds[name] for name in alone}
-        print(
-            f"{options.workers} workers{f', {deaths} killed' if kill else ''}: eval {seconds['eval']:.1f} s "
-            f"({speed['eval']:.2f}x), explore {seconds['explore']:.1f} s ({speed['explore']:.2f}x)"
-        )
-        problems += differing("scores", expected.scores, found.scores)
-        problems += differing("episodes", expected.trajectories, found.trajectories)
-        problems += differing("trees", trees, grown)
-        problems += kill and deaths != 2
+    if set(options.parts) & set(PLAYED):
+        problems += same_games(options)
+    if "prm" in options.parts:
+        problems += same_step_scores(options)
+    if "index" in options.parts:
+        problems += same_vectors(options)
     return problems
 
 
-def play_with(plain: dict[str, Any], ray: dict[str, Any] | None, options: argparse.Namespace, *, kill: bool) -> Any:
-    with TemporaryDirectory() as folder, closing(RunContext(SharedConfig.read({**plain, "ray": ray}))) as context:
-        return play(context, options, Path(folder), kill)
+def same_games(options: argparse.Namespace) -> int:
+    expected, alone, _ = play(None, options)
+    print(f"{options.policy}, {options.questions} questions")
+    print("one process: " + ", ".join(f"{name} {each:.1f} s" for name, each in alone.items()), flush=True)
+    problems = 0
+    for kill in (False, True):
+        found, seconds, deaths = play({"workers": options.workers}, options, kill=kill)
+        times = (f"{name} {each:.1f} s ({alone[name] / each:.2f}x)" for name, each in seconds.items())
+        print(f"{options.workers} workers{f', {deaths} killed' if kill else ''}: " + ", ".join(times))
+        problems += sum(differing(name, expected[name], found[name]) for name in expected)
+        problems += kill and deaths != len({"eval", "explore"}.intersection(options.parts))
+    return problems
+
+
+def same_step_scores(options: argparse.Namespace) -> int:
+    """Compare the step scores of a small reward model, with those of this process."""
+    import torch
+
+    from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
+    from stepladder.models.tiny import tiny_model, tiny_tokenizer
+    from stepladder.pipeline.workers.scoring import step_scores
+
+    scalar = with_scalar_head(tiny_model(), tiny_tokenizer(), "tiny")
+    torch.nn.init.normal_(scalar.score.weight, std=0.5, generator=torch.Generator().manual_seed(0))
+    shared = {"policy": "tiny", "device": "cpu", "dtype": "fp32"}
+    several = RunContext(SharedConfig.read({**shared, "ray": {"workers": options.workers}}))
+    with TemporaryDirectory() as parent, closing(RunContext(SharedConfig.read(shared))) as one, closing(several):
+        folder = Path(parent) / "reward"
+        ProcessRewardModel(scalar, tiny_tokenizer()).save(folder)
+        with open_driver(one, ORACLE) as driver:
+            questions = one.split("test")[: options.questions]
+            episodes = evaluate(driver, one.agent, questions, one.episode(), seed=0).trajectories
+        model = ProcessRewardModel.load(folder, device="cpu", dtype="fp32", retokenize=True)
+        expected = model.score_logits(episodes)
+        cut = model.builder.truncated
+        with step_scores(several, model, str(folder)) as score:
+            found = score(episodes)
+        cut_again = model.builder.truncated - cut
+    apart = [
+        abs(a - b) for ours, theirs in zip(expected, found, strict=True) for a, b in zip(ours, theirs, strict=True)
+    ]
+    print(
+        f"  prm: {len(apart)} step scores of {len(episodes)} episodes, {options.workers} workers: largest difference "
+        f"{max(apart):.1e}; truncated histories {cut} and {cut_again}",
+        flush=True,
+    )
+    return sum(each > 1e-4 for each in apart) + (cut != cut_again)
+
+
+def same_vectors(options: argparse.Namespace) -> int:
+    """Compare the vectors of an index with those of one process."""
+    import numpy as np
+
+    from stepladder.pipeline.workers.encoding import encoding_on_workers
+    from stepladder.retrieval.index.build import build_index
+    from tests.support.encoders import save_encoder
+
+    with TemporaryDirectory() as parent:
+        encoder, indexes = save_encoder(Path(parent) / "encoder"), (Path(parent) / "one", Path(parent) / "several")
+        passages = list(islice(RunContext(SharedConfig()).data.passages or (), 5 * options.questions))
+        for index, config in zip(indexes, (None, RayConfig(workers=options.workers)), strict=True):
+            with encoding_on_workers(config, [str(encoder)]):
+                build_index(passages, index, "flat", encoder=str(encoder), device="cpu", batch=4)
+        one, several = (np.load(index / "vectors.npy") for index in indexes)
+    equal = int((one == several).all(axis=1).sum())
+    print(f"  index: {equal} of {len(one)} vectors equal to the last bit, {options.workers} workers", flush=True)
+    return len(one) - equal
 
 
 # --- the overhead -------------------------------------------------------------------------------------------------
@@ -177,38 +292,53 @@ def timed(driver: Driver, context: RunContext, count: int) -> float:
 def speed(options: argparse.Namespace) -> int:
     context = RunContext(SharedConfig.read({"policy": "nano"}))
     plan = PlayPlan(context.settings.model_dump(mode="json"), (False, None), ORACLE, None, None, {}, ())
-    with closing(RayCluster(RayConfig(workers=options.workers))) as cluster:
-        overheads = []
-        with closing(WorkerPool(cluster.workers("checks.ray_workers:SlowPlayer", plan))) as pool:
-            remote, most = RemoteDriver(pool, in_flight=64), pool._slots
-            local = Driver(SlowEngine(context.agent), context.retriever, in_flight=64)
-            for _ in range(options.rounds):  # alternating: the machine may be busy with something else
-                one = timed(local, context, options.questions)
-                pool._slots = most[:1]
-                single = timed(remote, context, options.questions)
-                pool._slots = most
-                many = timed(remote, context, options.questions)
-                overheads.append(single / one - 1)
-                print(
-                    f"{options.questions} questions: one process {1e3 * one / options.questions:.2f} ms per question, "
-                    f"one worker {1e3 * single / options.questions:.2f} ms ({overheads[-1]:+.1%}), {options.workers} "
-                    f"workers {1e3 * many / options.questions:.2f} ms ({one / many:.2f}x)",
-                    flush=True,
-                )
-    median = sorted(overheads)[len(overheads) // 2]
-    print(f"overhead per question: {median:+.1%} (median of {len(overheads)}; below {LARGEST_OVERHEAD:.0%} is right)")
-    return int(median >= LARGEST_OVERHEAD)
+    rows: list[tuple[float, float, float]] = []
+    # The first cluster has a core for every worker, also for the single one; the others use it.
+    with closing(RayCluster(RayConfig(workers=options.workers + 1))):
+        pools = [
+            WorkerPool(RayCluster(RayConfig(workers=count)).workers("checks.ray_workers:SlowPlayer", plan))
+            for count in (1, options.workers)
+        ]
+        drivers = [Driver(SlowEngine(context.agent), context.retriever, in_flight=64)]
+        drivers += [RemoteDriver(pool, in_flight=64) for pool in pools]
+        for driver in drivers:  # caches fill
+            timed(driver, context, min(options.questions, 20))
+        for number in range(options.rounds):  # alternating: the machine may be busy with something else
+            order = drivers if number % 2 == 0 else drivers[::-1]
+            found = {id(driver): timed(driver, context, options.questions) for driver in order}
+            one, single, many = (found[id(driver)] for driver in drivers)
+            rows.append((one, single, many))
+            print(
+                f"round {number + 1}: one process {1e3 * one / options.questions:.2f} ms per question, one worker "
+                f"{1e3 * single / options.questions:.2f} ms ({single / one - 1:+.1%}), {options.workers} workers "
+                f"{1e3 * many / options.questions:.2f} ms ({one / many:.2f}x)",
+                flush=True,
+            )
+        for pool in pools:
+            pool.close()
+    overhead = statistics.median(single / one - 1 for one, single, _ in rows)
+    faster = statistics.median(one / many for one, _, many in rows)
+    print(
+        f"{options.questions} questions, medians of {len(rows)} rounds: overhead per question {overhead:+.1%} (must be "
+        f"below {LARGEST_OVERHEAD:.0%}), {options.workers} workers {faster:.2f}x as fast as one process"
+    )
+    return int(overhead >= LARGEST_OVERHEAD)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["same", "speed"])
-    parser.add_argument("--policy", default="nano", help="a model, or oracle")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of same")
+    parser.add_argument("--policy", default=ORACLE, help="a model, or oracle")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--simulations", type=int, default=4, help="per tree")
+    parser.add_argument("--max-tokens", type=int, default=160, help="per step of a model")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3, help="of speed")
+    parser.add_argument("--rounds", type=int, default=7, help="of speed")
     options = parser.parse_args()
+    options.parts = options.parts.split(",")
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))}; expected some of {', '.join(PARTS)}")
     problems = same(options) if options.what == "same" else speed(options)
     sys.exit(1 if problems else 0)
 

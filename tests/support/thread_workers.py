@@ -5,18 +5,18 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.driver.cluster.host import Host
+from stepladder.driver.cluster.worker_process import WorkerProcess
 
 
 class ThreadWorker:
     def __init__(self, workers: "ThreadWorkers") -> None:
-        self.workers, self.host = workers, Host()
+        self.workers, self.process = workers, WorkerProcess()
 
     def open(self) -> "Future[Any]":
-        return self.workers.threads.submit(self.host.open, self.workers.target, self.workers.plan)
+        return self.workers.threads.submit(self.process.open, self.workers.target, self.workers.plan)
 
     def exchange(self, items: Sequence[tuple[int, Any]]) -> "Future[Any]":
-        return self.workers.threads.submit(self.host.exchange, items)
+        return self.workers.threads.submit(self.process.exchange, items)
 
     def kill(self) -> None:
         """A thread ends with its process."""

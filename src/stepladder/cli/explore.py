@@ -1,6 +1,6 @@
 """`explore` grows search trees, `pairs` makes preference pairs of them. Both are stages of a run."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,8 +110,6 @@ def explore_command(
         for flag in typed:
             raise StepladderError(f"--{flag.replace('_', '-')} was set when the run {run} was started: leave it out")
         recipe = extend_recipe(run, name, entry, stage.overrides, named=named, served=served)
-    if (ray := cluster.config()) is not None:
-        recipe = replace(recipe, shared=recipe.shared.model_copy(update={"ray": ray}))
     policy = find_stage(recipe, name).inputs[POLICY]
     oracle = (recipe.shared.policy if policy == BASE else policy) == ORACLE
     say_upper_bound(oracle=oracle, advice="For a model, leave out policy=oracle")
@@ -120,9 +118,9 @@ def explore_command(
         assert isinstance(settings, ExploreConfig)
         _print_estimate(dry_run_explore(settings, RunContext(recipe.shared)), stage.as_json)
     elif run is not None:
-        run_and_print(recipe, run, stage, only=name)
+        run_and_print(recipe, run, stage, only=name, ray=cluster.config())
     elif folder is not None:
-        run_and_print(recipe, folder, stage)
+        run_and_print(recipe, folder, stage, ray=cluster.config())
 
 
 def _resumes(run: RunFolder, name: str) -> bool:

@@ -30,7 +30,7 @@ from stepladder.core.unicode import replace_surrogates
 from stepladder.data import DATA_SETS, PUBLISHED, is_dataset_name, load_dataset
 from stepladder.driver.progress import Phases
 from stepladder.pipeline.recipe import override
-from stepladder.pipeline.spread.encoding import spread_encoding
+from stepladder.pipeline.workers.encoding import encoding_on_workers
 from stepladder.retrieval.factory import load_retriever, retriever_info
 from stepladder.retrieval.hybrid import FusionConfig
 from stepladder.retrieval.index.add import add_to_index
@@ -114,7 +114,8 @@ def index_build(
         settings = override(settings, change)
     if cluster.ray is not None and not any(each.dense for each in parse_kinds(kind).values()):
         raise StepladderError(f"--ray has no effect on an index of the kind {kind}, which has no embeddings")
-    with spread_encoding(cluster.config()), Phases() as watch:
+    folders = [str(path.absolute()) for path in [expand_path(encoder or "")] if encoder and path.is_dir()]
+    with encoding_on_workers(cluster.config(), folders), Phases() as watch:
         info = build_index(
             _source(corpus, world_seed),
             folder,

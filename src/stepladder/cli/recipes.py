@@ -26,6 +26,7 @@ from stepladder.core.io import launch
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS
+from stepladder.driver.cluster import RayConfig
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.agent_config import KEYS, with_settings
 from stepladder.pipeline.recipe import MissingInput, Recipe, Stage, override, read_yaml, shipped
@@ -44,8 +45,12 @@ _COMMANDS = {
 }
 
 
-def run_and_print(recipe: Recipe, folder: Path, options: RunOptions, *, only: str | None = None) -> None:
-    """Run a recipe, or `only` one of its stages, and print the results."""
+def run_and_print(
+    recipe: Recipe, folder: Path, options: RunOptions, *, only: str | None = None, ray: RayConfig | None = None
+) -> None:
+    """Run a recipe, or `only` one of its stages, and print the results. `ray`: in place of the recipe's cluster."""
+    if ray is not None:
+        recipe = replace(recipe, shared=recipe.shared.model_copy(update={"ray": ray}))
     try:
         with interruptible():
             console = ERR if options.as_json else OUT
@@ -78,12 +83,20 @@ def interruptible() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def add_stage(run: Path, kind: str, settings: Mapping[str, Any], options: ExtendOptions, **more: Any) -> None:
+def add_stage(
+    run: Path,
+    kind: str,
+    settings: Mapping[str, Any],
+    options: ExtendOptions,
+    *,
+    ray: RayConfig | None = None,
+    **more: Any,
+) -> None:
     """Add a stage to a run and run it. Its name is its kind unless --name is given."""
     name = options.name or kind
     entry = {"kind": kind, **settings}
     recipe = extend_recipe(run, name, entry, options.overrides, named=options.named(), **more)
-    run_and_print(recipe, run, options, only=name)
+    run_and_print(recipe, run, options, only=name, ray=ray)
 
 
 def _beside(recipe: Recipe, name: str) -> str:

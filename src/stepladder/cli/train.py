@@ -14,6 +14,7 @@ from stepladder.cli.options import (
     AGENTS_HELP,
     ExtendOptions,
     NewRunOptions,
+    RayOptions,
     RunOptions,
     RunOut,
     RunToExtend,
@@ -64,11 +65,12 @@ def run_command(
     trust_agent: TrustAgent = None,
     settings: Annotated[Typed, SharedConfig, _RUN_SETTINGS],
     options: RunOptions,
+    cluster: RayOptions,
 ) -> None:
     """Run a recipe. The same command resumes an interrupted run. `stepladder recipes` lists the built-in ones."""
     typed = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     chosen = users_recipe(recipe, [*typed, *(options.overrides or ())], trust_agent=bool(trust_agent))
-    run_and_print(chosen, folder, options)
+    run_and_print(chosen, folder, options, ray=cluster.config())
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,7 @@ def prm_command(
         {"split": "Split of the questions: test, dev or train.", **_QUESTIONS, **_GENERATIONS},
     ],
     stage: ExtendOptions,
+    cluster: RayOptions,
 ) -> None:
     """Evaluate a run's reward model: against the gold judge, on held-out pairs, on corrupted trajectories."""
     earlier = stages_before(run, stage.name or "prm-eval").values()
@@ -209,7 +212,7 @@ def prm_command(
         settings["held_out_pairs"] = False
     if TREES in written:
         settings["score_trees"] = True
-    add_stage(run, "prm-eval", settings, stage)
+    add_stage(run, "prm-eval", settings, stage, ray=cluster.config())
 
 
 def _pairs_file_stage(run: Path, name: str, path: Path) -> tuple[str, dict[str, Any]]:

@@ -17,8 +17,8 @@ from stepladder.evaluation.gold_coverage import GoldCoverage, gold_coverage
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import ORACLE, SERVER, RunContext, paid_by
-from stepladder.pipeline.spread.player import open_driver
 from stepladder.pipeline.stage import POLICY, Task
+from stepladder.pipeline.workers.playing import open_driver
 
 
 def report_gold(context: RunContext, questions: Sequence[Question], *, labels: bool) -> None:
@@ -87,5 +87,5 @@ def sampled_episodes(
         num_generations=num_generations,
         temperature=temperature,
         label=task.name,
-        distributed=policy not in (ORACLE, SERVER),
+        distributed=context.settings.ray is None and policy not in (ORACLE, SERVER),
     )

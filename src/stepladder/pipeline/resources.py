@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from stepladder.driver.cluster.ray_cluster import RayCluster
     from stepladder.pipeline.stage import Task
 
-#: Names in place of a policy: the initial policy of the recipe, the oracle, which replays gold decompositions, and the
-#: model behind the recipe's server.
+#: In place of a policy: the recipe's initial one, the oracle (replays gold decompositions), the model of its server.
 BASE, ORACLE, SERVER = "base", "oracle", "server"
 
 
@@ -87,8 +86,7 @@ class DataConfig(Config):
     #: Number of the remaining train questions reserved for `sft`. Other stages use the rest, so that no policy is
     #: rolled out on questions whose solution it was shown.
     warmup: int = Field(default=0, ge=0)
-    #: An index folder or URLs of search servers, or several joined by +, instead of an index over the data set's own
-    #: passages.
+    #: An index folder or URLs of search servers, or several joined by +. null: an index of the data set's own passages.
     index: Annotated[str, Field(min_length=1), AfterValidator(absolute_location)] | None = None
 
     @model_validator(mode="before")
@@ -220,9 +218,8 @@ class SharedConfig(Config):
     def plain(self) -> dict[str, Any]:
         """Plain data with every value, except default prompting and vLLM settings, no server and no cluster."""
         unset = {"prompting": PromptingConfig(), "server": None, "ray": None, "vllm": VLLMConfig()}
-        return self.model_dump(
-            mode="json", exclude={name for name, each in unset.items() if getattr(self, name) == each}
-        )
+        left_out = {name for name, each in unset.items() if getattr(self, name) == each}
+        return self.model_dump(mode="json", exclude=left_out)
 
     @property
     def served_model(self) -> str:
@@ -253,7 +250,7 @@ class RunContext:
         self.prompted = prompted, remote
         self.console = console or Console(stderr=True)
         self._announced: set[str] = set()
-        #: The Ray cluster of the settings, once it is needed (pipeline/spread).
+        #: The Ray cluster of the settings, once it is needed (pipeline/workers).
         self.cluster: RayCluster | None = None
         set_cache_limit(settings.memory)
 

@@ -16,8 +16,8 @@ from stepladder.explore.values import monte_carlo
 from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.search_config import TreeStageConfig
-from stepladder.pipeline.spread.player import Scoring, check_cluster, open_driver
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task
+from stepladder.pipeline.workers.playing import Scoring, check_cluster, open_driver
 
 #: The file of trees.
 FILE = "trees.jsonl.gz"

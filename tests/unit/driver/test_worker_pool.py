@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from stepladder.core.errors import BackendDown
-from stepladder.driver.cluster.host import Host, Reply
 from stepladder.driver.cluster.pool import Lost, WorkerDied, WorkerPool
+from stepladder.driver.cluster.worker_process import Reply, WorkerProcess
+
+#: In place of the reply of a call that is never done.
+NEVER = "never"
 
 
 class Returned:
@@ -67,7 +70,7 @@ class PlainWorkers:
         return self.started[-1]
 
     def wait(self, calls: Sequence[Any], timeout: float) -> list[Any]:
-        return list(calls)
+        return [call for call in calls if call.value != NEVER]
 
 
 def doubled(pool: WorkerPool, count: int, window: int = 4) -> dict[int, Any]:
@@ -108,11 +111,18 @@ def test_only_the_item_that_kills_its_workers_is_lost() -> None:
     results = doubled(pool, 30)
     lost = results.pop(5)
     assert results == {index: 2 * index for index in range(30) if index != 5}
-    assert lost == Lost("its worker died 3 times, the last time with nothing else: killed by 5")
+    assert lost == Lost("two workers died with it, the second with nothing else: killed by 5")
+    assert pool.deaths == 2, "it is played again once"
 
 
 def test_a_single_item_is_lost_when_its_second_worker_dies() -> None:
-    assert doubled(WorkerPool(PlainWorkers(1, deadly={0: 100})), 1)[0].reason.startswith("its worker died 2 times")
+    assert isinstance(doubled(WorkerPool(PlainWorkers(1, deadly={0: 100})), 1)[0], Lost)
+
+
+def test_results_of_items_that_were_given_up_are_dropped() -> None:
+    pool = WorkerPool(PlainWorkers(2))
+    next(pool.map(range(20), 4))
+    assert dict(pool.map(range(100, 110), 4)) == {index: 2 * (100 + index) for index in range(10)}
 
 
 def test_a_pool_whose_workers_all_die_is_down() -> None:
@@ -136,6 +146,18 @@ def test_the_others_go_on_without_a_worker_that_cannot_be_replaced() -> None:
     assert len(pool) == 1
     workers.deadly = {3: 1}
     with pytest.raises(BackendDown, match="no worker is left: no memory"):
+        doubled(pool, 20)
+
+
+def test_the_others_go_on_without_a_replacement_that_never_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = PlainWorkers(2, deadly={3: 1})
+    pool = WorkerPool(workers)
+    workers.problem = NEVER
+    monkeypatch.setattr("stepladder.driver.cluster.pool._REPLACE_SECONDS", 0.0)
+    assert doubled(pool, 20) == {index: 2 * index for index in range(20)}
+    assert len(pool) == 1
+    workers.deadly = {3: 1}
+    with pytest.raises(BackendDown, match="no worker is left: a worker could not be replaced within 0 s"):
         doubled(pool, 20)
 
 
@@ -170,18 +192,18 @@ class Doubler:
 TARGET = f"{__name__}:Doubler"
 
 
-def test_a_host_works_on_while_results_travel() -> None:
-    host = Host()
-    assert host.open(TARGET, "good") is None
-    replies = [host.exchange([(0, 5), (1, 6), (2, 7)]), host.exchange([(3, 8)])]
-    assert [dict(reply.results) for reply in replies] == [{0: 10, 1: 12}, {2: 14, 3: 16}]
+def test_a_process_works_on_while_results_travel() -> None:
+    process = WorkerProcess()
+    assert process.open(TARGET, "good") is None
+    replies = [process.exchange([(0, 5), (1, 6), (2, 7)]), process.exchange([(3, 8)]), process.exchange([])]
+    assert [dict(reply.results) for reply in replies] == [{0: 10, 1: 12}, {2: 14}, {3: 16}]
     assert (replies[-1].report, replies[-1].error) == (4, None)
 
 
-def test_a_host_says_why_it_cannot_work_and_hides_secrets() -> None:
-    problem = Host().open(TARGET, "bad")
+def test_a_process_says_why_it_cannot_work_and_hides_secrets() -> None:
+    problem = WorkerProcess().open(TARGET, "bad")
     assert problem == "ValueError: bad plan with api_key=***"
-    host = Host()
-    host.open(TARGET, "good")
-    reply = host.exchange([(0, -1)])
+    process = WorkerProcess()
+    process.open(TARGET, "good")
+    reply = process.exchange([(0, -1)])
     assert (reply.results, reply.error) == ((), "RuntimeError: a negative item")

@@ -173,7 +173,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     questions = tuple(replace(QUESTION, id=f"q{number}") for number in range(12))
 
     @contextmanager
-    def engine(self: RunContext, policy: str, *_: object, **__: object) -> Iterator[Engine]:
+    def engine(self: RunContext, policy: str, name: str | None = None, **_: object) -> Iterator[Engine]:
         yield OracleEngine(self.agent) if policy == ORACLE else ScriptedEngine(stroll)
 
     monkeypatch.setattr(RunContext, "engine", engine)

@@ -1,10 +1,11 @@
 """A pool of workers: items are handed out in small portions, and results come back as they finish.
 
-In: `Workers` (Ray's, in ray_cluster.py) and items. Out: one result per item, or `Lost`. A worker that dies is replaced
-and its items are played again. Items that were with a dying worker twice are played one at a time, so that only the one
-that kills its worker is lost. A pool of which worker after worker dies without a single result is down.
+In: `Workers` (Ray's, in ray_cluster.py) and items. Out: one result per item, or `Lost`. A worker that dies is replaced,
+and its items are played again, once, one at a time: if a worker dies with one of them, that item is lost, and no other.
+A pool is down if worker after worker dies without a single result.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,12 @@ from typing import Any, Protocol
 
 from stepladder.core.errors import BackendDown
 from stepladder.core.io.interrupts import check_interrupt
-from stepladder.driver.cluster.host import Reply
+from stepladder.driver.cluster.worker_process import Reply
 
 #: Seconds between two looks at the clock and at Ctrl-C.
 _WAIT_SECONDS = 0.5
+#: Seconds that the replacement of a worker may take, with the loading of its model.
+_REPLACE_SECONDS = 1800.0
 #: A pool is down when so many workers per slot died in a row.
 _DEATHS_PER_SLOT = 3
 
@@ -60,25 +63,24 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """In place of a result: the item kills its worker."""
+    """In place of a result: two workers died with the item."""
 
     reason: str
 
 
-@dataclass(slots=True, eq=False)
-class _Item:
-    number: int
-    value: Any
-    #: Workers that died with it.
-    deaths: int = 0
+#: An item and its number, which no other item of the pool has.
+_Item = tuple[int, Any]
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
     worker: Worker
     call: Call | None = None
-    opening: bool = False
-    items: dict[int, _Item] = field(default_factory=dict)
+    #: Of a replacement that is not open yet: when it must be.
+    open_until: float | None = None
+    items: dict[int, Any] = field(default_factory=dict)
+    #: Whether it plays an item again, which it then does alone.
+    again: bool = False
 
 
 class WorkerPool:
@@ -111,83 +113,86 @@ class WorkerPool:
 
     def map(self, values: Sequence[Any], window: int) -> Iterator[tuple[int, Any]]:
         """Results with the positions of their values, as they finish. At most `window` values are with a worker."""
-        items = [_Item(next(self._numbers), value) for value in values]
-        first = items[0].number if items else 0
+        items = [(next(self._numbers), value) for value in values]
+        first = items[0][0] if items else 0
+        for slot in self._slots:  # left by a `map` that was given up
+            slot.items = {}
         # Half of the values are handed out at first, the others where there is room: workers end together.
         window = max(1, min(window, -(-len(items) // (2 * max(len(self._slots), 1)))))
-        todo, alone = deque(items), deque[_Item]()
+        todo, again = deque(items), deque[_Item]()
         left = len(items)
         while left:
             check_interrupt()
             for slot in self._slots:
-                self._send(slot, todo, alone, window)
+                self._send(slot, todo, again, window)
             calls = [slot.call for slot in self._slots if slot.call is not None]
             done = self._workers.wait(calls, _WAIT_SECONDS)
-            for slot in [each for each in self._slots if each.call in done]:
-                for number, result in self._receive(slot, todo, alone):
-                    left -= 1
-                    yield number - first, result
+            for slot in list(self._slots):
+                if slot.call in done:
+                    for number, result in self._receive(slot, again):
+                        left -= 1
+                        yield number - first, result
+                elif slot.open_until is not None and time.monotonic() > slot.open_until:
+                    self._retire(slot, f"a worker could not be replaced within {_REPLACE_SECONDS:.0f} s")
 
-    def _send(self, slot: _Slot, todo: deque[_Item], alone: deque[_Item], window: int) -> None:
-        """Hand out items to a worker that waits for some."""
+    def _send(self, slot: _Slot, todo: deque[_Item], again: deque[_Item], window: int) -> None:
+        """Hand out items to a worker that waits for some. Those that are played again go first, each alone."""
         if slot.call is not None:
             return
         items: list[_Item] = []
-        if todo and not any(item.deaths > 1 for item in slot.items.values()):
+        if not slot.items:
+            slot.again = bool(again)
+        if slot.again:
+            items = [again.popleft()] if not slot.items else []
+        elif not again:
             share = -(-len(todo) // len(self._slots))
             items = [todo.popleft() for _ in range(min(window - len(slot.items), share, len(todo)))]
-        elif alone and not slot.items:
-            items = [alone.popleft()]
-        slot.items.update((item.number, item) for item in items)
+        slot.items.update(items)
         if slot.items:
-            slot.call = slot.worker.exchange([(item.number, item.value) for item in items])
+            slot.call = slot.worker.exchange(items)
 
-    def _receive(self, slot: _Slot, todo: deque[_Item], alone: deque[_Item]) -> Iterator[tuple[int, Any]]:
+    def _receive(self, slot: _Slot, again: deque[_Item]) -> Iterator[tuple[int, Any]]:
         """Take in the reply of a worker; replace it if it died."""
         assert slot.call is not None
         call, slot.call = slot.call, None
         try:
             found = call.result()
         except WorkerDied as error:
-            yield from self._replace(slot, str(error), todo, alone)
+            yield from self._replace(slot, str(error), again)
             return
-        if slot.opening:
-            slot.opening = False
+        if slot.open_until is not None:
+            slot.open_until = None
             if found is not None:
                 self._retire(slot, found)
             return
         reply: Reply = found
         self.reports[slot.worker] = reply.report
         for number, result in reply.results:
-            if slot.items.pop(number, None) is not None:  # else of a `map` that was given up
+            if number in slot.items:
+                del slot.items[number]
                 self._deaths_in_a_row = 0
                 yield number, result
         if reply.error is not None:
             raise BackendDown(reply.error)
 
-    def _replace(self, slot: _Slot, reason: str, todo: deque[_Item], alone: deque[_Item]) -> Iterator[tuple[int, Any]]:
-        """A new worker in place of a dead one, whose items are played again."""
+    def _replace(self, slot: _Slot, reason: str, again: deque[_Item]) -> Iterator[tuple[int, Any]]:
+        """A new worker in place of a dead one, whose items are played again, or are lost if they already were."""
         self.deaths += 1
         self._deaths_in_a_row += 1
-        items, slot.items = list(slot.items.values()), {}
-        for item in reversed(items):
-            item.deaths += 1
-            if item.deaths == 1:
-                todo.appendleft(item)
-            elif len(items) > 1:
-                alone.append(item)
-            else:
-                yield (
-                    item.number,
-                    Lost(f"its worker died {item.deaths} times, the last time with nothing else: {reason}"),
-                )
+        items, slot.items = slot.items, {}
+        if slot.again:
+            yield from (
+                (number, Lost(f"two workers died with it, the second with nothing else: {reason}")) for number in items
+            )
+        else:
+            again.extend(items.items())
         if self._deaths_in_a_row > self._most_deaths:
             raise BackendDown(f"{self._deaths_in_a_row} workers in a row died before they had a result: {reason}")
-        if slot.opening:  # it cannot even start
+        if slot.open_until is not None:  # it cannot even start
             self._retire(slot, reason)
             return
         slot.worker = self._workers.start()
-        slot.call, slot.opening = slot.worker.open(), True
+        slot.call, slot.open_until = slot.worker.open(), time.monotonic() + _REPLACE_SECONDS
 
     def _retire(self, slot: _Slot, reason: str) -> None:
         """Go on without a worker that could not be replaced."""

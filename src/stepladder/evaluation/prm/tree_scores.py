@@ -6,6 +6,7 @@ trees are grown before it is trained. The file holds a hash of the trees and is 
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,6 +20,8 @@ from stepladder.explore.tree_store import read_trees
 NodeScores = dict[int, float]
 #: Scores trajectories: for each, one number per step.
 StepScoring = Callable[[Sequence[Trajectory]], Sequence[Sequence[float]]]
+#: Trees whose steps are scored together.
+_TREES_AT_ONCE = 32
 
 
 class _TreeScores(BaseModel):
@@ -32,18 +35,29 @@ class _TreeScores(BaseModel):
 
 def score_tree(tree: Tree, score: StepScoring) -> NodeScores:
     """The score of every step, with one pass per branch. Scores of shared steps agree up to rounding."""
-    leaves = [
-        node for node, children in zip(tree.nodes, tree.children_by_node()) if node.step is not None and not children
+    return _score_trees([tree], score)[0]
+
+
+def _score_trees(trees: Sequence[Tree], score: StepScoring) -> list[NodeScores]:
+    branches = [
+        (number, tree, node)
+        for number, tree in enumerate(trees)
+        for node, children in zip(tree.nodes, tree.children_by_node())
+        if node.step is not None and not children
     ]
-    found: NodeScores = {}
-    for leaf, scores in zip(leaves, score([tree.trajectory(leaf) for leaf in leaves])):
-        found |= zip((node.id for node in tree.branch(leaf)[1:]), scores, strict=True)
+    found: list[NodeScores] = [{} for _ in trees]
+    all_scores = score([tree.trajectory(leaf) for _, tree, leaf in branches])
+    for (number, tree, leaf), scores in zip(branches, all_scores, strict=True):
+        found[number] |= zip((node.id for node in tree.branch(leaf)[1:]), scores, strict=True)
     return found
 
 
 def write_tree_scores(path: Path, trees: Path, score: StepScoring) -> None:
     """Score every step of the trees in a file."""
-    scores = {tree.question.id: score_tree(tree, score) for tree in read_trees(trees)}
+    scores: dict[str, NodeScores] = {}
+    grown = iter(read_trees(trees))
+    while some := list(islice(grown, _TREES_AT_ONCE)):
+        scores |= zip((tree.question.id for tree in some), _score_trees(some, score), strict=True)
     with atomic_file(path, "wb", what="scores of trees") as file:
         file.write(_TreeScores(trees=_hash(trees), scores=scores).model_dump_json().encode() + b"\n")
 

@@ -18,9 +18,9 @@ from stepladder.evaluation.evaluator import Evaluation, load_scores
 from stepladder.pipeline.episodes import evaluate_policy, report_gold
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.spread.player import check_cluster
 from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import StageCost, cost_from_summary
+from stepladder.pipeline.workers.playing import check_cluster
 
 
 class EvalConfig(Config):

@@ -12,6 +12,7 @@ In: a policy, a reward model, optionally held-out pairs to rank and trees to sco
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,6 +26,7 @@ from stepladder.core.step_scorer import Derived
 from stepladder.data.sampling import sample_questions
 from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.evaluation.prm.calibration import (
+    GradedStep,
     calibration_report,
     chain_metrics,
     gold_agreement,
@@ -36,10 +38,10 @@ from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.spread.player import check_cluster
-from stepladder.pipeline.spread.step_scores import step_scores
 from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
+from stepladder.pipeline.workers.playing import check_cluster
+from stepladder.pipeline.workers.scoring import StepScores, step_scores
 from stepladder.preferences.pair_checks import read_pairs
 
 if TYPE_CHECKING:
@@ -93,6 +95,19 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         steps = graded_steps(episodes, score(episodes), settings.derived)
         # A chain is as good as its worst step.
         lowest = {name: [min(scores) for scores in score(each)] for name, each in control.items()}
+        return _examine(settings, task, prm, score, steps, lowest, len(questions))
+
+
+def _examine(
+    settings: PRMEvalConfig,
+    task: Task,
+    prm: "ProcessRewardModel",
+    score: StepScores,
+    steps: Sequence[GradedStep],
+    lowest: Mapping[str, Sequence[float]],
+    questions: int,
+) -> StageResult:
+    """Compare the scores of steps and of control chains with what they should be, and write the examination."""
     if len({step.good for step in steps}) < 2:
         raise StepladderError(
             f"{task.name}: of {len(steps):,} steps that the gold judge could grade, all are good or all are faulty. "
@@ -106,7 +121,7 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         "chains": chain_metrics(lowest) if lowest["gold"] else {},
         "histories_cut": prm.builder.truncated,
     }
-    subtitle = f"{len(steps):,} steps of {len(questions):,} questions of the split {settings.split}"
+    subtitle = f"{len(steps):,} steps of {questions:,} questions of the split {settings.split}"
     with atomic_folder(task.folder / EXAMINATION, what="examination") as folder:
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         rows = "".join(json.dumps(asdict(step)) + "\n" for step in steps)
@@ -125,7 +140,7 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         )
         (folder / "calibration.svg").write_text(picture, encoding="utf-8")
         if settings.score_trees:
-            write_tree_scores(folder / TREE_SCORES, Path(task.inputs[TREES]), prm.score_logits)
+            write_tree_scores(folder / TREE_SCORES, Path(task.inputs[TREES]), score)
     return StageResult(summary, {EXAMINATION: task.folder / EXAMINATION})
 
 

@@ -21,7 +21,7 @@ from stepladder.core.io.masking import mask, mask_process
 from stepladder.core.version import __version__
 
 #: Seconds that a finished result waits for others, to travel with them.
-_GATHER_SECONDS = 0.1
+_GATHER_SECONDS = 0.25
 
 
 class Work(Protocol):
@@ -45,6 +45,24 @@ class Facts:
     #: Those of the paths in question that do not exist here.
     missing: tuple[str, ...]
 
+    def check(self, node: str) -> None:
+        """Raise if this node has another version than this process, or lacks a file."""
+        own = facts()
+        for name, its, ours in (
+            ("Stepladder", self.stepladder, own.stepladder),
+            ("Python", self.python, own.python),
+        ):
+            if its != ours:
+                raise StepladderError(
+                    f"the Ray node {node} has {name} {its}, and this process {ours}: install the same version on every "
+                    "node"
+                )
+        if self.missing:
+            raise StepladderError(
+                f"the Ray node {node} has no {', '.join(self.missing)}, which this machine has: every node needs "
+                "models, questions and indexes at the same paths, such as on a shared file system"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -61,11 +79,12 @@ class Reply:
 def facts(paths: Sequence[str] = ()) -> Facts:
     """Facts about this process and its machine."""
     missing = tuple(path for path in paths if not Path(path).exists())
-    return Facts(socket.gethostname(), os.getpid(), __version__, platform.python_version(), missing)
+    python = ".".join(platform.python_version_tuple()[:2])
+    return Facts(socket.gethostname(), os.getpid(), __version__, python, missing)
 
 
-class Host:
-    """A worker process, as the lead process sees it."""
+class WorkerProcess:
+    """What the lead process calls in a worker."""
 
     def __init__(self, *, own_process: bool = False, gpus: bool = False) -> None:
         """`own_process`: it is alone in its process, whose logs must not contain keys, and which may use `gpus`."""
@@ -95,13 +114,17 @@ class Host:
         return None
 
     def exchange(self, items: Sequence[tuple[int, Any]]) -> Reply:
-        """Take new items and wait for results. There must be something to wait for."""
+        """Take new items and wait for results: half of those that are due, or fewer after a while.
+
+        There must be something to wait for.
+        """
         self._open += len(items)
+        enough = -(-self._open // 2)
         for item in items:
             self._todo.put(item)
         results: list[tuple[int, Any]] = []
         until = time.monotonic() + _GATHER_SECONDS
-        while self._error is None and self._open:
+        while self._error is None and len(results) < enough:
             try:
                 found = self._done.get(timeout=max(until - time.monotonic(), 0) if results else None)
             except Empty:

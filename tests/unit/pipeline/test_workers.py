@@ -1,4 +1,4 @@
-"""Work spread over workers, here threads: what they open, and that results are those of one process."""
+"""The work of workers, here threads: what they open, and that results are those of one process."""
 
 import io
 from functools import partial
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepladder.core.errors import StepladderError
 from stepladder.driver import Driver
 from stepladder.driver.cluster import RayConfig
 from stepladder.driver.cluster.remote_driver import RemoteDriver
@@ -18,16 +17,16 @@ from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import ORACLE, SERVER, RunContext, SharedConfig
 from stepladder.pipeline.search_config import ExploreConfig
-from stepladder.pipeline.spread.encoding import spread_encoding
-from stepladder.pipeline.spread.player import Scoring, open_driver, spreads
-from stepladder.pipeline.spread.step_scores import step_scores
 from stepladder.pipeline.stages.explore import mcts_tree
 from stepladder.pipeline.stages.rank import ranked_tree
+from stepladder.pipeline.workers.encoding import encoding_on_workers
+from stepladder.pipeline.workers.playing import Scoring, open_driver, uses_workers
+from stepladder.pipeline.workers.scoring import step_scores
 from stepladder.retrieval.index.build import build_index
 from tests.support.encoders import TOWNS, save_encoder
 from tests.support.thread_workers import ThreadCluster
 
-PLAYER = "stepladder.pipeline.spread.player:Player"
+PLAYER = "stepladder.pipeline.workers.playing:Player"
 
 
 def opened(ray: bool) -> RunContext:
@@ -69,15 +68,15 @@ def test_trees_are_the_same_file(tmp_path: Path) -> None:
 
 def test_servers_and_paid_judges_stay_with_this_process() -> None:
     context = opened(True)
-    assert spreads(context, "nano", None, None)
-    assert spreads(context, "nano", None, Scoring("gold", None, {"llm": None}))
-    assert not spreads(context, SERVER, None, None)
-    assert not spreads(context, "gpt", "openai", None)
-    assert not spreads(context, "nano", None, Scoring("llm", None, {"llm": LLMJudgeConfig(model="judge")}))
+    assert uses_workers(context, "nano", None, None)
+    assert uses_workers(context, "nano", None, Scoring("gold", None, {"llm": None}))
+    assert not uses_workers(context, SERVER, None, None)
+    assert not uses_workers(context, "gpt", "openai", None)
+    assert not uses_workers(context, "nano", None, Scoring("llm", None, {"llm": LLMJudgeConfig(model="judge")}))
     notes = context.console.file.getvalue()  # type: ignore[attr-defined]
     assert notes.count("a server plays: this stage runs in one process") == 2
     assert notes.count("a language model judges") == 1
-    assert not spreads(opened(False), SERVER, None, None)
+    assert not uses_workers(opened(False), SERVER, None, None)
 
 
 def test_a_job_that_cannot_travel_is_refused() -> None:
@@ -113,26 +112,18 @@ def test_step_scores_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
         questions = context.split("test")[:9]
         episodes = evaluate(driver, context.agent, questions, context.episode()).trajectories
     model: Any = Lengths()
-    with step_scores(context, model, "prm") as own, step_scores(opened(True), model, "prm") as spread:
-        assert spread(episodes) == own(episodes)  # type: ignore[arg-type]
-        assert len({len(scores) for scores in spread(episodes)}) > 1  # type: ignore[arg-type]
-        assert spread([]) == []
+    with step_scores(context, model, "prm") as own, step_scores(opened(True), model, "prm") as workers:
+        assert workers(episodes) == own(episodes)  # type: ignore[arg-type]
+        assert len({len(scores) for scores in workers(episodes)}) > 1  # type: ignore[arg-type]
+        assert workers([]) == []
 
 
 def test_an_index_encoded_by_workers_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.driver.cluster.ray_cluster.RayCluster", lambda config: ThreadCluster())
+    monkeypatch.setattr("stepladder.driver.cluster.ray_cluster.RayCluster", lambda *given: ThreadCluster())
     monkeypatch.setattr("stepladder.retrieval.index.vectors.SHARD", 16)
     monkeypatch.setattr("stepladder.retrieval.index.vectors._BATCHES", 2)
     model = save_encoder(tmp_path / "model")
     for name, config in (("one", None), ("two", RayConfig(workers=2))):
-        with spread_encoding(config):
+        with encoding_on_workers(config):
             build_index(TOWNS, tmp_path / name, "flat", encoder=str(model), device="cpu", batch=4)
     assert (tmp_path / "two/vectors.npy").read_bytes() == (tmp_path / "one/vectors.npy").read_bytes()
-
-
-def test_ray_that_is_not_installed_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepladder.driver.cluster import ray_cluster
-
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(StepladderError, match=r"workers on a cluster need Ray: .*pip install .*ray"):
-        ray_cluster.import_ray()

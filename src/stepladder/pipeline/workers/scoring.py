@@ -13,16 +13,16 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Trajectory
 from stepladder.driver.cluster.pool import Lost, WorkerPool
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.spread.player import cluster_of
+from stepladder.pipeline.workers.playing import cluster_of
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
 
-_TARGET = "stepladder.pipeline.spread.step_scores:StepScoreWorker"
+_TARGET = "stepladder.pipeline.workers.scoring:StepScoreWorker"
 #: Trajectories per item: a batch of them fills the model.
 _CHUNK = 64
 #: One logit per step of every trajectory.
-Scores = Callable[[Sequence[Trajectory]], list[tuple[float, ...]]]
+StepScores = Callable[[Sequence[Trajectory]], list[tuple[float, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +46,20 @@ class StepScoreWorker:
         )
 
     def work(self, items: Iterator[tuple[int, Any] | None]) -> Iterator[tuple[int, Any]]:
-        """Scores of each group of trajectories."""
+        """Scores of each group of trajectories, and how many histories were too long for the model."""
         for item in items:
             if item is not None:
                 number, trajectories = item
-                yield number, self.model.score_logits(trajectories)
+                before = self.model.builder.truncated
+                scores = self.model.score_logits(trajectories)
+                yield number, (scores, self.model.builder.truncated - before)
 
-    def report(self) -> int:
-        """Histories that were too long for the model."""
-        return self.model.builder.truncated
+    def report(self) -> None:
+        """Nothing to report."""
 
 
 @contextmanager
-def step_scores(context: RunContext, model: "ProcessRewardModel", folder: str) -> Iterator[Scores]:
+def step_scores(context: RunContext, model: "ProcessRewardModel", folder: str) -> Iterator[StepScores]:
     """The scores of the model in this folder, by the workers of the cluster if there is one, else by the model."""
     if context.settings.ray is None:
         yield model.score_logits
@@ -71,13 +72,13 @@ def step_scores(context: RunContext, model: "ProcessRewardModel", folder: str) -
             size = max(1, min(_CHUNK, -(-len(trajectories) // (2 * len(pool)))))
             chunks = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
             found: dict[int, list[tuple[float, ...]]] = {}
-            for index, scores in pool.map(chunks, 2):
-                if isinstance(scores, Lost):
+            for index, reply in pool.map(chunks, 2):
+                if isinstance(reply, Lost):
                     raise StepladderError(
-                        f"the steps of {len(chunks[index])} episodes could not be scored: {scores.reason}"
+                        f"the steps of {len(chunks[index])} episodes could not be scored: {reply.reason}"
                     )
-                found[index] = scores
+                found[index], truncated = reply
+                model.builder.truncated += truncated
             return [each for index in range(len(chunks)) for each in found[index]]
 
         yield score
-        model.builder.truncated += sum(pool.reports.values())

@@ -1,8 +1,8 @@
 """Episodes and trees, played in this process or by the workers of a Ray cluster.
 
-In: a run context, a policy, and how steps are scored. Out: a driver (`open_driver`). With `ray` in the settings the
-workers build agent, engine, retriever and scorer from the same settings. A server that plays or judges stays with this
-process: its budget and its replies are kept in one place, and it is spread over machines by itself.
+In: a run context, a policy, and how steps are scored. Out: a driver (`open_driver`). With `ray` in the settings each
+worker builds agent, engine, retriever and scorer from the same settings. A server that plays or judges is called by
+this process, which keeps its budget and its replies in one place.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from stepladder.pipeline.resources import ORACLE, SERVER, RunContext, SharedConf
 if TYPE_CHECKING:
     from stepladder.driver.cluster.ray_cluster import RayCluster
 
-_TARGET = "stepladder.pipeline.spread.player:Player"
+_TARGET = "stepladder.pipeline.workers.playing:Player"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def open_driver(
     **limits: int,
 ) -> Iterator[Driver]:
     """A driver that plays a policy, closed at the end. `limits` are of `Driver`; `folder`: of a paid server."""
-    if not spreads(context, policy, engine, scoring):
+    if not uses_workers(context, policy, engine, scoring):
         with _own_driver(context, policy, engine, folder, scoring, limits) as own:
             yield own
         return
@@ -152,7 +152,7 @@ def _files(settings: SharedConfig) -> list[str]:
     return [name for name in named if Path(name).is_absolute() and Path(name).exists()]
 
 
-def spreads(context: RunContext, policy: str | None, engine: str | None, scoring: Scoring | None) -> bool:
+def uses_workers(context: RunContext, policy: str | None, engine: str | None, scoring: Scoring | None) -> bool:
     """Whether the workers of a cluster play; a note if a cluster is given and they do not."""
     if context.settings.ray is None:
         return False

@@ -1,7 +1,7 @@
 """Passages of an index, encoded by the workers of a Ray cluster.
 
-In: the settings of a cluster. Out: a context (`spread_encoding`) in which index builds encode on the workers. Groups of
-passages are the same as in one process, so the vectors are too.
+In: the settings of a cluster. Out: a context (`encoding_on_workers`) in which index builds encode on the workers. The
+groups of passages are the same as in one process, and so are the vectors.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from stepladder.retrieval.index.dense_config import EncoderConfig
 if TYPE_CHECKING:
     from stepladder.retrieval.index.encoder import Encoder, Vectors
 
-_TARGET = "stepladder.pipeline.spread.encoding:PassageEncoder"
+_TARGET = "stepladder.pipeline.workers.encoding:PassageEncoder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class PassageEncoder:
 
 
 @contextmanager
-def spread_encoding(config: RayConfig | None) -> Iterator[None]:
-    """Index builds encode on the workers of this cluster; without one, in this process."""
+def encoding_on_workers(config: RayConfig | None, paths: Sequence[str] = ()) -> Iterator[None]:
+    """Index builds encode on the workers of this cluster; without one, in this process. `paths`: what they need."""
     if config is None:
         yield
         return
@@ -60,7 +60,7 @@ def spread_encoding(config: RayConfig | None) -> Iterator[None]:
     from stepladder.retrieval.index.vectors import encoding_with
 
     with ExitStack() as stack:
-        cluster = stack.enter_context(closing(RayCluster(config)))
+        cluster = stack.enter_context(closing(RayCluster(config, paths)))
         pools: list[WorkerPool] = []
 
         def encode(encoder: "Encoder", groups: Sequence[Sequence[Passage]]) -> Iterable[tuple[int, "Vectors"]]:

@@ -1,1 +1,0 @@
-"""What the stages of a run spread over the workers of a Ray cluster."""
