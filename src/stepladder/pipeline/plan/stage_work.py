@@ -70,8 +70,9 @@ class Training:
     saves: int = 1
     low: float = 0.9
     high: float = 1.15
-    #: Tokens with padding, if they are known.
+    #: Tokens with padding, and forward and backward passes, if they are known.
     padded: float | None = None
+    passes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
