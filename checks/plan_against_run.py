@@ -176,7 +176,8 @@ def planned_runs(options: argparse.Namespace) -> Iterator[tuple[str, Recipe, lis
     """The runs that were asked for: name, recipe, stages."""
     if options.recipe is not None:
         recipe = load_recipe(options.recipe, options.overrides)
-        yield recipe.name, recipe, options.stages.split(",") if options.stages else [each.name for each in recipe.stages]
+        every = [stage.name for stage in recipe.stages]
+        yield recipe.name, recipe, options.stages.split(",") if options.stages else every
         return
     models = dict(each.split("=", 1) for each in options.model)
     suite = yaml.safe_load((HERE / "plan_runs.yaml").read_text())[options.suite]

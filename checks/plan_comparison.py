@@ -98,6 +98,7 @@ def _training(stage: StagePlan, found: Mapping[str, Any]) -> Training | None:
         extra_forward=assumed.extra_forward,
         saves=sum(count for path, (count, _) in found["parts"].items() if path.endswith("/checkpoint")),
         # grpo computes rows in groups of similar length
+        passes=numbers["microbatches"],
         padded=None if stage.kind == "grpo" else numbers["padded"],
     )
 

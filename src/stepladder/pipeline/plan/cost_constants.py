@@ -52,8 +52,9 @@ class Rates:
     #: Bytes per second that decoding reads.
     bandwidth: float
     generation: Mapping[str, EngineRates]
-    #: FLOP/s of a forward and a backward pass, by hidden size; and seconds per update beside them.
+    #: FLOP/s of a forward and a backward pass, by hidden size; the least seconds per layer; and per update beside them.
     training: Points
+    pass_layer_seconds: float
     update_seconds: float
     #: To start an engine, with its graphs; and once per run: imports, data, index.
     start_seconds: Mapping[str, float]
@@ -193,6 +194,7 @@ def _read(device: str, entry: Mapping[str, Any]) -> Rates:
         float(entry["bandwidth"]),
         _engines(entry),
         _points(entry["training"]["flops"]) or {},
+        float(entry["training"].get("pass_layer_seconds", 0.0)),
         float(entry["training"]["update_seconds"]),
         {name: float(value) for name, value in entry["start_seconds"].items()},
         float(entry["process_seconds"]),

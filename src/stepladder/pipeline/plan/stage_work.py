@@ -70,8 +70,9 @@ class Training:
     saves: int = 1
     low: float = 0.9
     high: float = 1.15
-    #: Tokens with padding, if they are known.
+    #: Tokens with padding, and forward and backward passes, if they are known.
     padded: float | None = None
+    passes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class WorkModel:
         return Generation(what, written, read, searches, together, profile.context, requests, cached, by, tail=tail)
 
     def _tail(self, rows: float) -> float:
-        """Decoding goes on until the longest of the rows ends: the more rows, the longer it is."""
+        """Decoding continues until the longest of the rows ends: the more rows, the longer it is."""
         spread = self.profile.longest / self.profile.context - 1
         return 1 + spread * min(math.log(max(rows, 1)) / math.log(_COUNTED), 1.0)
 

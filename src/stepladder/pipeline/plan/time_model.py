@@ -114,7 +114,11 @@ def training_seconds(shape: ModelShape, work: Training, setup: Setup, settings: 
     trained = shape.parameters if settings.lora is None else shape.lora_parameters(settings.lora.r)
     # The optimizer reads and writes weights, gradients and moments.
     update = setup.rates.update_seconds + trained * 28 / setup.rates.bandwidth / setup.shards
-    return total / flops / _speedup(setup.processes) + work.updates * update
+    # A pass with few tokens takes as long as its kernels take to start.
+    passes = work.updates * settings.gradient_accumulation_steps if work.passes is None else work.passes
+    started = passes * shape.layers * setup.rates.pass_layer_seconds
+    computed = total / flops / _speedup(setup.processes)
+    return max(computed, started) + work.updates * update
 
 
 def _checkpoint_bytes(shape: ModelShape, settings: Any) -> float:

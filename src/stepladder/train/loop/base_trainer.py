@@ -170,7 +170,8 @@ class BaseTrainer(Trainer):
             # Gradients are exchanged in every backward pass, and sharded weights in every forward pass as well: all
             # processes need the same number of them.
             count = int(self.gathered({"parts": len(parts)})["parts"].max())
-            parts = [self.without_loss(parts[0])] * (count - len(parts)) + parts
+            if missing := count - len(parts):
+                parts = [self.without_loss(parts[0])] * missing + parts
         before = [self._backward(loss_of(part)) for part in parts[:-1]]
         return loss_of(parts[-1]) + sum(before)
 
