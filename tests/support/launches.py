@@ -11,8 +11,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 #: What `accelerate launch --config_file recipes/launch/fsdp2.yaml` sets.
 FSDP2 = {
@@ -25,15 +27,21 @@ FSDP2 = {
 }
 #: Exit codes: the process noticed that another one is gone; that the main process failed; it had an error to show.
 LOST, MAIN_FAILED, FAILED = 3, 4, 5
-#: The trainers, and how long each trains.
-EPOCHS = {"sft": 2.0, "prm": 2.0, "dpo": 1.0, "grpo": 1.5}
+#: How long each trainer trains: three updates, a checkpoint after each.
+LENGTHS: dict[str, dict[str, Any]] = {
+    "sft": {"num_train_epochs": 1.0, "eval_steps": 1},
+    "prm": {"num_train_epochs": 1.5, "eval_steps": 1},
+    "dpo": {"num_train_epochs": 1.0, "eval_steps": 1},
+    "grpo": {"num_train_epochs": 1.5, "eval_steps": 1},
+    "rft": {"num_train_epochs": 1.0, "eval_steps": 1, "dev_questions": 0},
+}
 
 
 def main(folder: Path, scenarios: list[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from tests.support import dpo_training, grpo_training, prm_training, sft_training  # noqa: F401
+    from tests.support import dpo_training, grpo_training, prm_training, rft_training, sft_training  # noqa: F401
 
     print(json.dumps({name: SCENARIOS[name](folder / name) for name in scenarios}))
 
@@ -72,16 +80,16 @@ def wait(children: list[int]) -> list[int]:
 
 def _work(rank: int, work: Callable[[int], Any]) -> None:
     from stepladder.core.errors import StepladderError
-    from stepladder.core.io.launch import LostProcess, MainProcessFailed
+    from stepladder.core.io.launch import LostProcess, MainProcessFailed, prints
     from stepladder.train.launch.processes import lost_processes
 
     code = 1
     try:
         with lost_processes():
-            work(rank)
-        code = 0
+            code = work(rank) or 0
     except StepladderError as error:
-        print(f"{rank}: {error}", file=sys.stderr)
+        if prints(error):
+            print(f"{rank}: {error}", file=sys.stderr)
         code = {LostProcess: LOST, MainProcessFailed: MAIN_FAILED}.get(type(error), FAILED)
     finally:
         if code == 1:
@@ -92,92 +100,134 @@ def _work(rank: int, work: Callable[[int], Any]) -> None:
 
 def train_all(folder: Path) -> None:
     """A short training with each trainer."""
-    for name in EPOCHS:
+    for name in LENGTHS:
         train_one(name, folder / name)
 
 
-def train_one(name: str, folder: Path, device: str = "cpu", **changes: Any) -> None:
-    """A short training with a trainer."""
+def train_one(name: str, folder: Path, killed_at: int = 0, device: str = "cpu", **changes: Any) -> None:
+    """A short training with a trainer. With `killed_at`, this process is killed after that update."""
     training = importlib.import_module(f"tests.support.{name}_training")
-    settings = training.SETTINGS.model_copy(update={"num_train_epochs": EPOCHS[name], **changes})
-    training.train(folder, settings, watch=lambda _: None, device=device)
+
+    def watch(outcome: Any) -> None:
+        if isinstance(outcome.value, float) and outcome.index + 1 == killed_at:  # an update
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    training.train(
+        folder, training.SETTINGS.model_copy(update={**LENGTHS[name], **changes}), watch=watch, device=device
+    )
+
+
+def save_model(folder: Path) -> None:
+    """Write the tiny model for `train_with_options`."""
+    from stepladder.models.tiny import tiny_model, tiny_tokenizer
+
+    for part in (tiny_model(), tiny_tokenizer()):
+        part.save_pretrained(folder / "model")
+
+
+def _options(folder: Path) -> list[int]:
+    save_model(folder)
+    return launch(2, lambda _: train_with_options(folder), **FSDP2)
 
 
 def train_with_options(folder: Path) -> None:
-    """LoRA with gradient checkpointing and another optimizer; two updates of the same episodes."""
+    """LoRA with gradient checkpointing and another optimizer; two updates of episodes by a stand-in for vLLM."""
+    from stepladder.train.loop import rollout_engine
     from stepladder.train.loop.config import LoraConfig
-    from tests.support import grpo_training, sft_training
+    from tests.support import grpo_training, sft_training, stand_in_vllm
 
     options: dict[str, Any] = {"lora": LoraConfig(r=2), "gradient_checkpointing": True, "optim": "adamw_torch"}
     options["num_train_epochs"] = 1.0
     sft_training.train(folder / "sft", sft_training.SETTINGS.model_copy(update=options), watch=lambda _: None)
-    grpo = grpo_training.SETTINGS.model_copy(update={**options, "num_iterations": 2})
-    grpo_training.train(folder / "grpo", grpo)
+    options |= {"num_iterations": 2, "engine": "vllm", "vllm_max_model_length": 128}
+    grpo = grpo_training.SETTINGS.model_copy(update=options)
+    with (
+        patch.dict(sys.modules, {"vllm": stand_in_vllm}),
+        patch.object(rollout_engine, "resolve_full_model", lambda _: folder / "model"),
+        patch.object(stand_in_vllm.LLM, "__init__", autospec=True, side_effect=stand_in_vllm.LLM.__init__) as made,
+    ):
+        grpo_training.train(folder / "grpo", grpo)
+    kept = ("distributed_executor_backend", "gpu_memory_utilization", "tensor_parallel_size", "dtype")
+    found = [{name: call.kwargs.get(name) for name in kept} for call in made.call_args_list]
+    (folder / f"vllm-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(found))
 
 
-def _killed(folder: Path, **environment: str) -> list[int]:
-    """Process 1 is killed after update 4: the checkpoint of update 3 is behind."""
-    from tests.support import sft_training
+def _killed(folder: Path, trainer: str) -> list[list[int]]:
+    """Of two processes one is killed; then the only one that resumes; the third launch has two processes again."""
+
+    def work(rank: int, dies: int, update: int) -> None:
+        train_one(trainer, folder / trainer, update if rank == dies else 0)
+
+    launches = [(2, 1, 2), (1, 0, 3), (2, 0, 0)]
+    return [launch(count, partial(work, dies=dies, update=update)) for count, dies, update in launches]
+
+
+def _sharded(folder: Path) -> list[list[int]]:
+    """Two processes with FSDP2, of which one is killed in the last training; one process without FSDP, and with it."""
 
     def work(rank: int) -> None:
-        updates: list[object] = []
+        for trainer in ("prm", "dpo", "grpo", "rft"):
+            train_one(trainer, folder / trainer)
+        train_one("sft", folder / "sft", killed_at=2 if rank == 1 else 0)
 
-        def watch(outcome: Any) -> None:
-            updates.append(outcome)
-            if rank == 1 and len(updates) == 4:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def resume(_: int) -> None:
+        train_one("sft", folder / "sft")
 
-        sft_training.train(folder / "sft", watch=watch)
-
-    return launch(2, work, **environment)
-
-
-def _resumed(folder: Path, processes: int, **environment: str) -> list[int]:
-    from tests.support import sft_training
-
-    return launch(processes, lambda _: sft_training.train(folder / "sft", watch=lambda _: None), **environment)
+    return [launch(2, work, **FSDP2), launch(1, resume), launch(1, resume, **FSDP2)]
 
 
 def _recipe(folder: Path) -> list[list[int]]:
-    """A run of a recipe; another one is refused, because its folder has files of somebody else."""
+    """A run of a recipe; and commands that fail in the main process, in training in all processes, and at once."""
+    from stepladder import cli
     from stepladder.pipeline import run_recipe
     from stepladder.pipeline.recipe import Recipe, read_yaml
 
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "broken.yaml").write_text(
+        RECIPE.replace("0.001", "1.0e+30")
+        .replace("epochs: 1", "epochs: 2")
+        .replace("dev_questions: 3", "dev_questions: 0")
+    )
     (folder / "taken").mkdir()
     (folder / "taken" / "mine.txt").write_text("mine")
 
-    def work(rank: int, name: str) -> None:
-        report = run_recipe(Recipe.read(read_yaml(folder / "recipe.yaml"), "recipe.yaml"), folder / name)
+    def work(rank: int) -> None:
+        report = run_recipe(Recipe.read(read_yaml(folder / "recipe.yaml"), "recipe.yaml"), folder / "run")
         found = {"stages": [stage.name for stage in report.stages], "policy": str(report.policy)}
         (folder / f"report-{rank}.json").write_text(json.dumps(found))
 
-    return [launch(2, lambda rank, name=name: work(rank, name)) for name in ("run", "taken")]  # type: ignore[misc]
+    def command(_: int, recipe: str, out: str) -> int:
+        return cli.main(["run", str(folder / recipe), "--out", str(folder / out)])
+
+    failing = [("recipe.yaml", "taken"), ("broken.yaml", "broken"), ("missing.yaml", "missing")]
+    return [launch(2, work), *(launch(2, partial(command, recipe=recipe, out=out)) for recipe, out in failing)]
 
 
 def _on_one_gpu(folder: Path) -> dict[str, list[int]]:
-    """All at once on one GPU: two processes with DDP and with FSDP2, and one with NCCL; and each without a launcher."""
-    device, started = os.environ.get("LAUNCHED_ON", "cuda"), {}
+    """One process without a launcher, and with NCCL and FSDP2, all at once; then two with DDP and two with FSDP2."""
+    device = os.environ.get("LAUNCHED_ON", "cuda")
 
-    def start_all(name: str, processes: int, precision: str, **environment: str) -> None:
-        for trainer in EPOCHS:
+    def begin(name: str, trainer: str, processes: int, precision: str, **environment: str) -> list[int]:
+        def work(rank: int) -> None:
+            from torch import distributed
 
-            def work(rank: int, trainer: str = trainer) -> None:
-                from torch import distributed
+            train_one(trainer, folder / name / trainer, device=device, precision=precision)
+            if rank == 0 and processes:
+                (folder / name / f"{trainer}.json").write_text(json.dumps(str(distributed.get_backend())))
 
-                train_one(trainer, folder / name / trainer, device, precision=precision)
-                if rank == 0 and processes:
-                    (folder / name / f"{trainer}.json").write_text(json.dumps(str(distributed.get_backend())))
+        return start(processes, work, STEPLADDER_GPU_SHARE="0.1", **environment)
 
-            started[f"{name} {trainer}"] = start(processes, work, STEPLADDER_GPU_SHARE="0.1", **environment)
-
-    start_all("one", 0, "fp32")
-    start_all("ddp", 2, "fp32")
-    start_all("fsdp", 2, "fp32", **FSDP2)
-    start_all("one-bf16", 0, "bf16")
-    start_all("nccl-bf16", 1, "bf16", **FSDP2)
-    return {name: wait(children) for name, children in started.items()}
+    started = {}
+    for trainer in LENGTHS:
+        started[f"one {trainer}"] = begin("one", trainer, 0, "fp32")
+        started[f"one-bf16 {trainer}"] = begin("one-bf16", trainer, 0, "bf16")
+        started[f"nccl-bf16 {trainer}"] = begin("nccl-bf16", trainer, 1, "bf16", **FSDP2)
+    codes = {name: wait(children) for name, children in started.items()}
+    for trainer in LENGTHS:
+        ddp, fsdp = begin("ddp", trainer, 2, "fp32"), begin("fsdp", trainer, 2, "fp32", **FSDP2)
+        codes |= {f"ddp {trainer}": wait(ddp), f"fsdp {trainer}": wait(fsdp)}
+    return codes
 
 
 RECIPE = """
@@ -192,13 +242,11 @@ stages:
 """
 
 SCENARIOS: dict[str, Callable[[Path], Any]] = {
-    "ddp": lambda folder: launch(2, lambda _: train_all(folder)),
-    "fsdp": lambda folder: launch(2, lambda _: train_all(folder), **FSDP2),
-    "options": lambda folder: launch(2, lambda _: train_with_options(folder), **FSDP2),
+    "ddp": lambda folder: {trainer: _killed(folder, trainer) for trainer in LENGTHS},
+    "fsdp": _sharded,
+    "options": _options,
     "recipe": _recipe,
     "one-gpu": _on_one_gpu,
-    "killed": lambda folder: [_killed(folder), _resumed(folder, 1)],
-    "killed-fsdp": lambda folder: [_killed(folder, **FSDP2), _resumed(folder, 1), _resumed(folder, 1, **FSDP2)],
 }
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     except launch.MainProcessFailed:
         return 2  # it has printed its error
     except (StepladderError, TraceError) as error:
-        return _print_error(str(error) if launch.is_main() else f"process {launch.rank()}: {error}")
+        return _print_error(str(error)) if not isinstance(error, StepladderError) or launch.prints(error) else 2
     except OSError as error:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
     finally:

@@ -1,7 +1,9 @@
 """Launches that cannot work are refused before any work, and processes share batches without overlap."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +11,13 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
+from stepladder.agents import make_agent
 from stepladder.core.errors import StepladderError
 from stepladder.models.gpu_memory import SHARE
 from stepladder.models.tiny import tiny_model
 from stepladder.pipeline.recipe import shipped
+from stepladder.pipeline.stages.grpo import check_grpo
+from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.launch.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
 from stepladder.train.launch.processes import Processes, _share_gpus
 from stepladder.train.launch.sharding import check_launch, check_shardable
@@ -67,9 +72,7 @@ def test_more_processes_than_gpus_are_refused(launched: Any, monkeypatch: pytest
     launched(4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    told = (
-        r"4 processes were launched on this machine, and torch finds 2 GPUs \(CUDA_VISIBLE_DEVICES is '0,1'\): .*=0.5,"
-    )
+    told = r"4 processes were .* torch finds 2 GPUs \(CUDA_VISIBLE_DEVICES is '0,1'\): .* STEPLADDER_GPU_SHARE=0.5"
     for share in ("1", "0.6"):
         monkeypatch.setenv(SHARE, share)
         with pytest.raises(StepladderError, match=told):
@@ -78,11 +81,16 @@ def test_more_processes_than_gpus_are_refused(launched: Any, monkeypatch: pytest
 
 def test_processes_with_a_share_of_its_memory_use_one_gpu(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(4, LOCAL_RANK="3", STEPLADDER_GPU_SHARE="0.5")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert _share_gpus() == {"backend": "cpu:gloo,cuda:gloo"}
-    assert os.environ["LOCAL_RANK"] == "1"
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert _share_gpus() == {}
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "device_count", lambda: 4)
+        patched.setattr(os, "environ", dict(os.environ))
+        _share_gpus()
+        assert os.environ["LOCAL_RANK"] == "3"
+        assert "NCCL_HOSTID" not in os.environ
+        patched.setattr(torch.cuda, "device_count", lambda: 2)
+        _share_gpus()
+        assert os.environ["LOCAL_RANK"] == "1"
+        assert os.environ["NCCL_HOSTID"] == "process 0"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +103,14 @@ def test_processes_with_a_share_of_its_memory_use_one_gpu(launched: Any, monkeyp
             "fsdp_state_dict_type is SHARDED_STATE_DICT, .* FULL",
         ),
         ({}, {"optim": "adafactor"}, "optim: adafactor cannot be sharded over processes by FSDP: set optim to one of"),
+        ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, {}, "fsdp_cpu_ram_efficient_loading leaves .* set it to false"),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "fp16"},
+            {},
+            "mixed_precision is fp16 in the accelerate config: set it to 'no'",
+        ),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, {}, "the launch uses a parallelism_config"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "the launch uses Megatron-LM"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {"gradient_checkpointing": True}, "do the same: leave one out"),
     ],
 )
@@ -104,8 +120,21 @@ def test_settings_that_fsdp_cannot_shard_are_refused(
     launched(2, **{**FSDP2, **environment})
     with pytest.raises(StepladderError, match=told):
         check_launch(SFTConfig(**settings))
-    launched(2, **FSDP2, FSDP_ACTIVATION_CHECKPOINTING="false")
+    launched(2, **{**dict.fromkeys(environment, "no"), **FSDP2})
     check_launch(SFTConfig())
+
+
+def test_deepspeed_is_refused(launched: Any) -> None:
+    launched(2, ACCELERATE_USE_DEEPSPEED="true")
+    with pytest.raises(StepladderError, match=r"DeepSpeed does not work yet: .* Launch with recipes/launch/fsdp2.yaml"):
+        check_launch(SFTConfig())
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_grpo_with_vllm_needs_vllm_before_the_first_stage() -> None:
+    context: Any = SimpleNamespace(agent=make_agent("prorag-brief"))
+    with pytest.raises(StepladderError, match="engine: vllm of a grpo stage needs vLLM, which is not installed"):
+        check_grpo(GRPOConfig(engine="vllm"), context)
 
 
 def test_a_model_whose_layers_fsdp_does_not_find_is_refused(launched: Any) -> None:

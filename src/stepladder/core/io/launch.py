@@ -8,7 +8,7 @@ and prints; the others take part in training.
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,13 +20,41 @@ class LostProcess(StepladderError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"another process of this launch was killed or has failed, so process {rank()} of {world_size()} ends too; "
-            "if it printed an error, that is above. The same command resumes"
+            f"another process of this launch was killed, so process {rank()} of {world_size()} ends too. The same "
+            "command resumes"
         )
 
 
 class MainProcessFailed(StepladderError):
     """The main process reported an error, and has printed it."""
+
+
+#: Adds 1 to the counter of this name, which all processes share; None until they are connected.
+Counter = Callable[[str], int]
+_counter: Counter | None = None
+
+
+def share_counter(counter: Counter) -> None:
+    """Connect this process, so that an error of several processes is printed once."""
+    global _counter
+    _counter = counter
+
+
+def prints(error: StepladderError) -> bool:
+    """Whether this process prints an error. Of several processes with the same error the first one does; that a process
+    was lost is printed once, and only if no error was.
+    """
+    if world_size() == 1:
+        return True
+    if _counter is None:  # all processes of a machine have the same error
+        return local_rank() == 0
+    try:
+        if isinstance(error, LostProcess):
+            return _counter("failed") == 1
+        _counter("failed")
+        return _counter(str(error)) == 1
+    except (OSError, RuntimeError):  # the process that keeps the counters is gone
+        return True
 
 
 @contextmanager

@@ -4,8 +4,10 @@ In: a policy and, if steps are scored by one, a reward model. Out: a policy trai
 """
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.extras import install_command
 from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
@@ -26,12 +28,17 @@ def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResu
 
 
 def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
-    """Requires answers, a dev split if checkpoints are evaluated, an agent with one context per episode, and an index
-    if it searches.
+    """Requires answers, a dev split if checkpoints are evaluated, an agent with one context per episode, an index if it
+    searches, and vLLM if it generates.
     """
     from stepladder.train.grpo.rollouts import check_single_context
 
     check_single_context(context.agent)
+    if settings.engine == "vllm" and find_spec("vllm") is None:
+        raise StepladderError(
+            f"engine: vllm of a grpo stage needs vLLM, which is not installed: {install_command('vllm')}, or set "
+            "engine: transformers"
+        )
     context.expect_answers("train")
     if settings.scores_steps and settings.scorer == "gold":
         questions = context.split("train")

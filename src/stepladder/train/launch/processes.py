@@ -41,8 +41,9 @@ class Processes:
         self.is_main_process = self.process_index == 0
         self.device = device
         if self.num_processes > 1:
-            options = _share_gpus() if device.type == "cuda" else {}
-            state = PartialState(cpu=device.type == "cpu", timeout=_TIMEOUT, **options)
+            if device.type == "cuda":
+                _share_gpus()
+            state = PartialState(cpu=device.type == "cpu", timeout=_TIMEOUT)
             self.device = apply_gpu_share(state.device)
             _messages()
 
@@ -103,6 +104,8 @@ def lost_processes() -> Iterator[None]:
 
 @cache
 def _messages() -> Any:
+    store = distributed.distributed_c10d._get_default_store()
+    launch.share_counter(lambda name: int(store.add(f"stepladder {name}", 1)))
     return distributed.new_group(backend="gloo", timeout=_PATIENCE)
 
 
@@ -110,18 +113,19 @@ def _message(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _share_gpus() -> dict[str, str]:
-    """Options of `PartialState` if processes share GPUs, which they do only if each has a share of its memory."""
+def _share_gpus() -> None:
+    """Let processes share GPUs if there are more of them, which they do only if each has a share of the memory."""
     found, needed = torch.cuda.device_count(), launch.local_world_size()
     if needed <= found:
-        return {}
+        return
     each = -(-needed // max(found, 1))
     if not found or gpu_share() * each > 1:
         raise _too_few_gpus(found, needed, each)
-    # accelerate and torch take the GPU of this number.
-    os.environ["LOCAL_RANK"] = str(launch.local_rank() % found)
-    # NCCL refuses several processes on one GPU. Spelled so because DeviceMesh replaces "gloo" by NCCL where it can.
-    return {"backend": "cpu:gloo,cuda:gloo"}
+    # NCCL refuses several processes on one GPU of a machine, but not on several machines, which share no memory.
+    os.environ.update({"NCCL_HOSTID": f"process {launch.rank()}", "NCCL_NET": "Socket", "NCCL_MNNVL_ENABLE": "0"})
+    if needed == launch.world_size():
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ["LOCAL_RANK"] = str(launch.local_rank() % found)  # by which accelerate and torch choose the GPU
 
 
 def _too_few_gpus(found: int, needed: int, each: int) -> StepladderError:

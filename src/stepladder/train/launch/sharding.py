@@ -20,19 +20,51 @@ from stepladder.train.loop.config import TrainingConfig
 #: Optimizers whose state is one tensor of the shape of the weight, so that it is sharded with it.
 _SHARDABLE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
+#: Environment variables of accelerate, and what they switch on.
+_UNSUPPORTED = {
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config (tensor, context or pipeline parallelism)",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+}
+
 
 def check_launch(config: TrainingConfig) -> None:
     """Raise if the processes cannot share the batches, or shard the weights in a way that training cannot use."""
     config.check_processes(launch.world_size())
+    _check_accelerate()
     if launch.sharding() is None:
         return
     if launch.sharding() == "FSDP":
         _check_fsdp(config)
+    else:
+        raise StepladderError(
+            "training with DeepSpeed does not work yet: under ZeRO-3, transformers loads a model in all processes "
+            "together, and the main process alone, which writes the policy, would wait forever. Launch with "
+            "recipes/launch/fsdp2.yaml, which shards weights, gradients and optimizer states too"
+        )
     if config.optim not in _SHARDABLE:
         raise StepladderError(
             f"optim: {config.optim} cannot be sharded over processes by {launch.sharding()}: set optim to one of "
             f"{', '.join(_SHARDABLE)}, or launch with recipes/launch/ddp.yaml"
         )
+
+
+def _check_accelerate() -> None:
+    """What an accelerate config may set, and training does not support."""
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision != "no":
+        raise StepladderError(
+            f"mixed_precision is {precision} in the accelerate config: set it to 'no' there, and precision (fp32 or "
+            "bf16) in the recipe"
+        )
+    for name, what in _UNSUPPORTED.items():
+        if _is_on(name):
+            raise StepladderError(
+                f"the launch uses {what}, which Stepladder does not support: use one of the files in recipes/launch"
+            )
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in ("true", "1")
 
 
 def _check_fsdp(config: TrainingConfig) -> None:
@@ -48,7 +80,12 @@ def _check_fsdp(config: TrainingConfig) -> None:
             "set it to FULL_STATE_DICT in the accelerate config, as in recipes/launch/fsdp2.yaml, so that the policy "
             "can be written and training can resume with another number of processes"
         )
-    if config.gradient_checkpointing and os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "false").lower() == "true":
+    if _is_on("FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        raise StepladderError(
+            "fsdp_cpu_ram_efficient_loading leaves the weights of all processes but one empty, also those of the copy "
+            "that generates: set it to false in the accelerate config, as in recipes/launch/fsdp2.yaml"
+        )
+    if config.gradient_checkpointing and _is_on("FSDP_ACTIVATION_CHECKPOINTING"):
         raise StepladderError(
             "gradient_checkpointing and fsdp_activation_checkpointing of the accelerate config do the same: leave one "
             "out"
@@ -90,9 +127,9 @@ def check_resumable(checkpoint: Path) -> None:
 def whole_parameters(*parameters: nn.Parameter) -> Iterator[None]:
     """Within, parameters that DeepSpeed has sharded are whole. All processes must call it, in the same order."""
     if any(hasattr(each, "ds_id") for each in parameters):
-        from deepspeed.zero import GatheredParameters  # type: ignore[import-not-found] # only if it is in use
+        import deepspeed  # type: ignore[import-not-found] # only if it is in use
 
-        with GatheredParameters(parameters):
+        with deepspeed.zero.GatheredParameters(parameters):
             yield
     else:
         yield

@@ -28,6 +28,7 @@ from accelerate.utils import (  # type: ignore[import-untyped]
 )
 from peft import PeftModel
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl.models.utils import prepare_deepspeed, prepare_fsdp
@@ -110,12 +111,17 @@ class BaseTrainer(Trainer):
         self.started = 0.0
 
     def create_accelerator_and_postprocess(self) -> None:
-        """accelerate shards weights on GPUs only; on CPUs it is told to."""
+        """accelerate shards weights on GPUs only; on CPUs it is told to. Gradients are added and losses computed in
+        fp32, also if the sharded weights are gathered in bf16.
+        """
         super().create_accelerator_and_postprocess()
         if self.accelerator.distributed_type is DistributedType.MULTI_CPU and launch.sharding() == "FSDP":
             PartialState().distributed_type = self.accelerator.state.distributed_type = DistributedType.FSDP
             self.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
             self.is_fsdp_enabled = True
+        if self.is_fsdp_enabled and self.args.bf16:
+            policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+            self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
 
     @property
     def is_unsharded(self) -> bool:
@@ -180,7 +186,13 @@ class BaseTrainer(Trainer):
         raise NotImplementedError
 
     def _backward(self, loss: torch.Tensor) -> torch.Tensor:
-        self.accelerator.backward(loss)  # as the trainer does with the returned loss
+        """As the trainer does with the returned loss, except that DeepSpeed does not step yet."""
+        deepspeed = self.accelerator.distributed_type is DistributedType.DEEPSPEED
+        state, options = self.accelerator.gradient_state, {"scale_wrt_gas": False} if deepspeed else {}
+        is_last = state.sync_gradients
+        state._set_sync_gradients(is_last and not deepspeed)
+        self.accelerator.backward(loss, **options)
+        state._set_sync_gradients(is_last)
         return loss.detach()
 
     def get_train_dataloader(self) -> DataLoader[Any]:
