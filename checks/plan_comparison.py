@@ -80,7 +80,13 @@ def _generation(stage: StagePlan, phase: str, numbers: Mapping[str, Any], found:
         requests,
         "trainer" if trained else "shared",
         steps=numbers.get("decoding_steps"),
+        starts=found["parts"].get("compare/engine start", [0])[0] if phase == "compare" else 0,
+        resets=_dev_evaluations(found) - 1 if phase == "dev" and stage.kind != "grpo" else 0,
     )
+
+
+def _dev_evaluations(found: Mapping[str, Any]) -> int:
+    return sum(count for path, (count, _) in found["parts"].items() if path.endswith("/dev"))
 
 
 def _training(stage: StagePlan, found: Mapping[str, Any]) -> Training | None:
@@ -98,6 +104,7 @@ def _training(stage: StagePlan, found: Mapping[str, Any]) -> Training | None:
         extra_forward=assumed.extra_forward,
         saves=sum(count for path, (count, _) in found["parts"].items() if path.endswith("/checkpoint")),
         # grpo computes rows in groups of similar length
+        made=assumed.made,
         passes=numbers["microbatches"],
         padded=None if stage.kind == "grpo" else numbers["padded"],
     )

@@ -133,7 +133,7 @@ def print_plan(plan: Plan) -> None:
         "judge",
     ):
         table.add_column(title, justify="right", no_wrap=True)
-    start = plan.rates.process_seconds
+    start = plan.start
     table.add_row("start", "", "", "", duration(start), _range(start / 2, 2 * start))
     for stage in plan.stages:
         table.add_row(*_cells(stage))

@@ -38,6 +38,8 @@ class EngineRates:
     decode_flops: Points | None = None
     #: Whether the work per row runs beside the GPU's.
     overlap: bool = False
+    #: Per decoding step, whatever the number of layers.
+    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,16 @@ class Rates:
     training: Points
     pass_layer_seconds: float
     update_seconds: float
-    #: To start an engine, with its graphs; and once per run: imports, data, index.
+    #: To start an engine; to generate again after its cache was dropped; and once per run: imports, data, index.
     start_seconds: Mapping[str, float]
+    warm_seconds: float
     process_seconds: float
     #: Memory of a process beside its tensors; and what allocations take, relative to the tensors.
     process_bytes: float
     memory_factor: float
+    #: Reading weights, and writing them.
     disk_bytes_per_second: float
+    write_bytes_per_second: float
     search_seconds: float
     #: What a request costs beside the engine: rendering, reading, the driver.
     request_seconds: float
@@ -155,8 +160,7 @@ def _scaled(rates: Rates, device: str, own: Mapping[str, float], factor: float) 
         return {hidden: value * factor for hidden, value in points.items()}
 
     engines = {
-        name: EngineRates(each.layer_seconds, each.row_seconds, scale(each.flops), None, each.overlap)
-        for name, each in rates.generation.items()
+        name: replace(each, flops=scale(each.flops), decode_flops=None) for name, each in rates.generation.items()
     }
     return replace(
         rates,
@@ -180,6 +184,7 @@ def _engines(entry: Mapping[str, Any]) -> dict[str, EngineRates]:
             _points(each["flops"]) or {},
             _points(each.get("decode_flops")),
             bool(each.get("overlap", False)),
+            float(each.get("step_seconds", 0.0)),
         )
         for name, each in entry["generation"].items()
     }
@@ -197,10 +202,12 @@ def _read(device: str, entry: Mapping[str, Any]) -> Rates:
         float(entry["training"].get("pass_layer_seconds", 0.0)),
         float(entry["training"]["update_seconds"]),
         {name: float(value) for name, value in entry["start_seconds"].items()},
+        float(entry["warm_seconds"]),
         float(entry["process_seconds"]),
         float(entry["process_bytes"]),
         float(entry["memory_factor"]),
         float(entry["disk_bytes_per_second"]),
+        float(entry["write_bytes_per_second"]),
         float(entry["search_seconds"]),
         float(entry["request_seconds"]),
     )

@@ -28,6 +28,8 @@ _STATE = {"adafactor": 0.1, "sgd": 0.0, "adagrad": 4.0, "rmsprop": 4.0, "lion_32
 _PREFIX_SHARE, _PREFIX_MOST = 0.1, 4 * GIB
 #: Bytes that the cache has on a CPU, relative to those of the whole context of every request.
 _CACHED = 1.35
+#: What torch's allocator keeps on a GPU, relative to activations: batches of other sizes leave gaps.
+_GAPS = 1.8
 #: Buffers of a backward pass on a CPU.
 _BUFFERS = 0.25e9
 
@@ -168,8 +170,13 @@ def training_memory(
         memory.generating = _engine_memory(shape, work, setup, shared.batch_size, used)
     assert work.training is not None
     memory.training = _activations(shape, work.training, setup, settings, kind, used)
-    if kind == "grpo" and not setup.cluster.is_cpu:  # the KV cache of rollouts stays
-        memory.training = (memory.training[0] + memory.generating[0], memory.training[1])
+    if not setup.cluster.is_cpu:
+        # The allocator keeps what it had, as long as there is room: gaps, and the KV cache of evaluations.
+        least, expected = memory.training
+        if kind == "grpo":  # it needs its KV cache all the time
+            least += memory.generating[0]
+        room = setup.cluster.memory - used
+        memory.training = least, max(min(_GAPS * expected + memory.generating[1], room), expected)
     return memory
 
 

@@ -28,6 +28,8 @@ from stepladder.pipeline.resources import SharedConfig
 TRAINED = ("sft", "rft", "prm", "dpo", "grpo")
 #: How several GPUs train: every process has all states, or a share of them.
 STRATEGIES = ("fsdp", "ddp", "none")
+#: Bytes per second of a checksum of the weights.
+_CHECKSUM = 0.29e9
 #: Tokens that Qwen2.5 and SmolLM2 write on Atlas, relative to nano, whose tokenizer was made for it.
 _OTHER_TOKENIZER = 1.3
 
@@ -77,9 +79,14 @@ class Plan:
         """Whether every stage can run."""
         return all(stage.fits for stage in self.stages)
 
+    @property
+    def start(self) -> float:
+        """Seconds before the first stage: imports, data, index, the checksum of the weights."""
+        return self.rates.process_seconds + 2 * self.shape.parameters / _CHECKSUM
+
     def seconds(self) -> tuple[float, float, float]:
         """The expected time of all stages with the start of the process, and its range."""
-        times, start = [stage.time for stage in self.stages], self.rates.process_seconds
+        times, start = [stage.time for stage in self.stages], self.start
         low, high = sum(each.low for each in times) + start / 2, sum(each.high for each in times) + 2 * start
         return sum(each.expected for each in times) + start, low, high
 
@@ -99,7 +106,7 @@ class Plan:
             "seconds": expected,
             "seconds_low": low,
             "seconds_high": high,
-            "start_seconds": self.rates.process_seconds,
+            "start_seconds": self.start,
             "device_hours": sum(stage.device_hours for stage in self.stages),
             "stages": [_plain_stage(stage) for stage in self.stages],
         }  # fmt: skip

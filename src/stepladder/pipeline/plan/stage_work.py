@@ -50,6 +50,8 @@ class Generation:
     tail: float = 1.0
     #: Engines that are started for it, beside the first of the stage.
     starts: int = 0
+    #: Times that the engine starts with an empty cache and new graphs, beside the first.
+    resets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Training:
     saves: int = 1
     low: float = 0.9
     high: float = 1.15
+    #: Examples that are made from trees and chains.
+    made: float = 0.0
     #: Tokens with padding, and forward and backward passes, if they are known.
     padded: float | None = None
     passes: float | None = None
@@ -161,7 +165,8 @@ class WorkModel:
         scored = times + int(bool(getattr(settings, "eval_on_start", False)))
         if not questions:
             return (), times
-        return (self._episodes("dev", questions * scored, by="trainer", at_once=questions),), times
+        played = self._episodes("dev", questions * scored, by="trainer", at_once=questions)
+        return (replace(played, resets=scored - 1),), times
 
     def _eval(self, stage: Stage) -> StageWork:
         settings: Any = stage.settings
@@ -201,18 +206,21 @@ class WorkModel:
         steps = low if stage.inputs.get("policy") != BASE else math.sqrt(low * high)
         nodes = 1 + steps * constants["nodes"]
         self.outputs.trees[stage.name] = (trees, nodes)
+        together = min(settings.parallel, constants["parallel"], constants["parallel_width"] * settings.width)
+        rows = min(trees, settings.max_concurrent_trees) * together
         generation = Generation(
             "trees",
             trees * steps * profile.written / profile.steps,
             # Samples of one state read it once.
             trees * nodes * profile.read / profile.steps,
             trees * nodes * profile.searches / profile.steps,
-            min(trees, settings.max_concurrent_trees) * min(settings.parallel, constants["parallel"]),
+            rows,
             profile.context,
             constants["asked"] * trees * steps,
             1.3 * trees * steps,
             low=0.6 * low / steps,
             high=max(high / steps, 1.2),
+            tail=constants["tail"],
         )
         calls = trees * simulations if settings.llm is not None else 0.0
         note = f"{steps:,.0f} steps per tree; {high:,.0f} if all samples differ"
@@ -342,6 +350,7 @@ class WorkModel:
             saves=saves,
             low=0.6,
             high=1.6,
+            made=examples,
         )  # a tenth of the examples is held out
         return StageWork(generations, training, notes=(f"about {examples:,.0f} examples: depends on the trees",))
 
@@ -368,6 +377,7 @@ class WorkModel:
         updates, episodes = batches * settings.num_iterations, batches * settings.batch_size
         per_epoch = max(settings.questions // per_update, 1)
         dev, _ = self._dev(settings, updates, per_epoch * settings.num_iterations)
+        dev = tuple(replace(each, resets=0) for each in dev)  # it keeps the engine's memory
         rollouts = self._episodes("rollouts", episodes, by="trainer", at_once=settings.batch_size)
         used = self.constants["used_groups"] if settings.drop_zero_std_groups else 1.0
         tokens = used * settings.num_iterations * episodes * profile.tokens

@@ -11,6 +11,7 @@ and training 6 x parameters FLOPs per token, 4 with LoRA (frozen weights have no
 checkpointing.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,10 @@ _EMPTY = 0.3
 _EFFICIENCY = 0.9
 #: Tokens with padding, relative to those without.
 _PADDED = 1.12
+#: To make an example of a reward model.
+_EXAMPLE_SECONDS = 3e-3
+#: Passes of all weights start fewer kernels than passes with adapters.
+_FEWER_KERNELS = 0.7
 #: Searches of a corpus of n passages take `search_seconds` + n x this.
 _PASSAGE_SECONDS = 2.3e-9
 
@@ -60,16 +65,20 @@ def stage_time(
     found.add("start", _EMPTY)
     trains = work.training is not None
     name = getattr(settings, "engine", "transformers") if trains else shared.engine
-    if work.generations or trains:
+    if work.generations:
         found.add("start", rates.start_seconds.get(name, rates.start_seconds["transformers"]), 0.5, 1.5)
-        # The weights are read, and after training read and written again.
-        found.add("files", (4 if trains else 1) * 2 * shape.parameters / rates.disk_bytes_per_second, 0.3, 1.5)
+    if work.generations or trains:
+        size = 2 * shape.parameters
+        found.add("files", size / rates.disk_bytes_per_second, 0.3, 1.5)
+        if trains:  # the trained weights, with adapters merged
+            found.add("files", size / rates.write_bytes_per_second, 0.2, 1.5)
     for each in work.generations:
         # Trainers generate with their own engine, and episodes for a reward model with the recipe's.
         used, workers = (name, setup.processes) if each.by == "trainer" else (shared.engine, 1 if trains else engines)
         seconds = generation_seconds(shape, each, setup, used, shared.batch_size, workers)
         found.add(each.what, seconds, low * each.low, high * each.high)
         found.add("start", each.starts * rates.start_seconds.get(used, rates.start_seconds["transformers"]), 0.5, 1.5)
+        found.add("start", each.resets * rates.warm_seconds, 0.5, 1.5)
         found.add("requests", each.requests * rates.request_seconds, 0.5, 1.5)
         searching = each.searches * (rates.search_seconds + passages * _PASSAGE_SECONDS)
         found.add("search", searching, 0.3, 2.0)
@@ -77,11 +86,13 @@ def stage_time(
         flops = interpolate(rates.engine("transformers").flops, shape.hidden)
         seconds = work.scored * 2 * shape.computed_parameters / flops / _speedup(setup.processes if trains else engines)
         found.add("scoring", seconds, 0.7 * low, 1.3 * high)
+        found.add("start", rates.warm_seconds + 2 * shape.parameters / rates.disk_bytes_per_second, 0.5, 1.5)
     if work.training is not None:
         seconds = training_seconds(shape, work.training, setup, settings)
         found.add("training", seconds, low * work.training.low, high * work.training.high)
-        written = work.training.saves * _checkpoint_bytes(shape, settings) / rates.disk_bytes_per_second
+        written = work.training.saves * _checkpoint_bytes(shape, settings) / (2 * rates.write_bytes_per_second)
         found.add("checkpoints", written, 0.2, 2.0)
+        found.add("examples", work.training.made * _EXAMPLE_SECONDS, 0.5, 3.0)
     return found
 
 
@@ -94,7 +105,7 @@ def generation_seconds(
     flops = interpolate(rates.flops, shape.hidden)
     decode = flops if rates.decode_flops is None else interpolate(rates.decode_flops, shape.hidden)
     parameters = shape.computed_parameters
-    step = shape.layers * rates.layer_seconds + (2 if setup.bf16 else 4) * parameters / bandwidth
+    step = rates.step_seconds + shape.layers * rates.layer_seconds + (2 if setup.bf16 else 4) * parameters / bandwidth
     host = work.written * rates.row_seconds
     arithmetic = 2 * parameters * (work.written / decode + work.read / flops)
     caches = work.written * work.context * shape.kv_bytes(setup.bf16) / bandwidth
@@ -117,8 +128,10 @@ def training_seconds(shape: ModelShape, work: Training, setup: Setup, settings: 
     # A pass with few tokens takes as long as its kernels take to start.
     passes = work.updates * settings.gradient_accumulation_steps if work.passes is None else work.passes
     started = passes * shape.layers * setup.rates.pass_layer_seconds
+    started *= _FEWER_KERNELS if settings.lora is None else 1.0
     computed = total / flops / _speedup(setup.processes)
-    return max(computed, started) + work.updates * update
+    # The GPU computes while the next kernels are started, but not all the time.
+    return math.hypot(computed, started) + work.updates * update
 
 
 def _checkpoint_bytes(shape: ModelShape, settings: Any) -> float:
