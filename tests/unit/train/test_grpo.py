@@ -288,7 +288,7 @@ def test_the_loss_of_vllm_rollouts_is_weighed_by_how_likely_the_trainer_finds_th
     for found, other in zip(torch.autograd.grad(loss, trained), expected, strict=True):
         torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-5)
     assert not trainer.use_vllm  # trl would send weights to a vLLM of its own
-    assert 0 < trainer.importance.take_metrics()["importance_masked"] < 1
+    assert 0 < trainer.importance.take_metrics()["importance_masked"].value < 1
 
 
 def test_log_probs_are_those_that_trl_would_compute(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.rollouts import Mean
 
 #: trl's name of the ratios in a batch.
 _RATIO = "importance_sampling_ratio"
@@ -64,12 +65,14 @@ class ImportanceCorrection:
         self._inputs[_RATIO] = ratio
         self._ratios.append(ratio.expand_as(mask_BT)[mask_BT])
 
-    def take_metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, Mean]:
         """The mean, the largest, and the share of tokens that the ratios mask out, since the last call."""
         ratios = torch.cat(self._ratios) if self._ratios else torch.zeros(0)
         self._ratios.clear()
         if not ratios.numel():
             return {}
-        masked = (ratios == 0).float()
-        found = {"mean": ratios.mean(), "max": ratios.max(), "masked": masked.mean()}
-        return {f"importance_{name}": float(value) for name, value in found.items()}
+        return {
+            "importance_mean": Mean(float(ratios.double().sum()), ratios.numel()),
+            "importance_max": Mean(float(ratios.max()), 1),
+            "importance_masked": Mean(float((ratios == 0).sum()), ratios.numel()),
+        }

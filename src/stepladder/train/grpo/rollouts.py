@@ -55,7 +55,7 @@ def joined(batches: Sequence[dict[str, Mean]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in sorted({name for each in batches for name in each}):
         parts = [each[name] for each in batches if name in each]
-        if name.endswith("_seconds"):
+        if name.endswith(("_seconds", "_max")):
             found[name] = max(each.value for each in parts)
         else:
             counts = [each.count for each in parts if each.count is not None]

@@ -332,7 +332,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         self._gaps.clear()
         if gaps.numel():
             metrics["logprob_gap_mean"] = Mean(float(gaps.sum()), gaps.numel())
-        metrics |= {name: Mean(value, 1) for name, value in self.importance.take_metrics().items()}
+        metrics |= self.importance.take_metrics()
         if self._kl is not None:
             metrics["kl"], self._kl = Mean(self._kl, 1), None
         tokens, self._tokens_in_loss = round(self._tokens_in_loss), 0.0

@@ -111,8 +111,8 @@ class BaseTrainer(Trainer):
         self.started = 0.0
 
     def create_accelerator_and_postprocess(self) -> None:
-        """accelerate shards weights on GPUs only; on CPUs it is told to. Gradients are added and losses computed in
-        fp32, also if the sharded weights are gathered in bf16.
+        """accelerate shards weights on GPUs only; on CPUs it is told to. Gradients are added in fp32, and outputs not
+        rounded to bf16, also if the sharded weights are gathered in bf16.
         """
         super().create_accelerator_and_postprocess()
         if self.accelerator.distributed_type is DistributedType.MULTI_CPU and launch.sharding() == "FSDP":
@@ -120,7 +120,7 @@ class BaseTrainer(Trainer):
             self.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
             self.is_fsdp_enabled = True
         if self.is_fsdp_enabled and self.args.bf16:
-            policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+            policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
             self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
 
     @property
