@@ -23,7 +23,7 @@ def survives(out: Path, *options: str) -> None:
 
 
 def test_work_survives_random_faults(tmp_path: Path) -> None:
-    survives(tmp_path / "out", "--short", "--only", "recipe", "--minutes", "0.2", "--seed", "7")
+    survives(tmp_path / "out", "--short", "--only", "recipe", "--minutes", "0.1", "--seed", "7")
 
 
 @pytest.mark.skipif("STEPLADDER_LONG_TESTS" not in os.environ, reason="takes minutes: set STEPLADDER_LONG_TESTS=1")

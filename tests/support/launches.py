@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from pytest import MonkeyPatch
+
 #: What `accelerate launch --config_file recipes/launch/fsdp2.yaml` sets.
 FSDP2 = {
     "ACCELERATE_USE_FSDP": "true",
@@ -142,10 +144,11 @@ def train_with_options(folder: Path) -> None:
     options |= {"num_iterations": 2, "engine": "vllm", "vllm_max_model_length": 128}
     grpo = grpo_training.SETTINGS.model_copy(update=options)
     with (
-        patch.dict(sys.modules, {"vllm": stand_in_vllm}),
+        MonkeyPatch.context() as modules,
         patch.object(rollout_engine, "resolve_full_model", lambda _: folder / "model"),
         patch.object(stand_in_vllm.LLM, "__init__", autospec=True, side_effect=stand_in_vllm.LLM.__init__) as made,
     ):
+        stand_in_vllm.install(modules)
         grpo_training.train(folder / "grpo", grpo)
     kept = ("distributed_executor_backend", "gpu_memory_utilization", "tensor_parallel_size", "dtype")
     found = [{name: call.kwargs.get(name) for name in kept} for call in made.call_args_list]
