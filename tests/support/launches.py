@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from pytest import MonkeyPatch
+import pytest
 
 #: What `accelerate launch --config_file recipes/launch/fsdp2.yaml` sets.
 FSDP2 = {
@@ -144,7 +144,7 @@ def train_with_options(folder: Path) -> None:
     options |= {"num_iterations": 2, "engine": "vllm", "vllm_max_model_length": 128}
     grpo = grpo_training.SETTINGS.model_copy(update=options)
     with (
-        MonkeyPatch.context() as modules,
+        pytest.MonkeyPatch.context() as modules,
         patch.object(rollout_engine, "resolve_full_model", lambda _: folder / "model"),
         patch.object(stand_in_vllm.LLM, "__init__", autospec=True, side_effect=stand_in_vllm.LLM.__init__) as made,
     ):
