@@ -18,7 +18,6 @@ RECIPE = Path(__file__).with_name("fault_stages.yaml")
 _SHORT_STAGES: dict[str, dict[str, Any]] = {
     "sft": {"questions": 8, "dev_questions": 2},
     "explore": {"questions": 2, "simulations": 2},
-    "prm": {"chains": 4, "episodes": 2, "eval_steps": 2},
     "oracle": {},
 }
 _WARM_UP = {

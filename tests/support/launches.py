@@ -37,6 +37,8 @@ LENGTHS: dict[str, dict[str, Any]] = {
     "grpo": {"num_train_epochs": 1.5, "eval_steps": 1},
     "rft": {"num_train_epochs": 1.0, "eval_steps": 1, "dev_questions": 0},
 }
+#: Those whose processes are killed.
+KILLED = ("sft", "grpo")
 
 
 def main(folder: Path, scenarios: list[str]) -> None:
@@ -165,6 +167,10 @@ def _killed(folder: Path, trainer: str) -> list[list[int]]:
     return [launch(count, partial(work, dies=dies, update=update)) for count, dies, update in launches]
 
 
+def _undisturbed(folder: Path, trainer: str) -> list[list[int]]:
+    return [launch(2, lambda _: train_one(trainer, folder / trainer))]
+
+
 def _sharded(folder: Path) -> list[list[int]]:
     """Two processes with FSDP2, of which one is killed in the last training; one process without FSDP, and with it."""
 
@@ -245,7 +251,9 @@ stages:
 """
 
 SCENARIOS: dict[str, Callable[[Path], Any]] = {
-    "ddp": lambda folder: {trainer: _killed(folder, trainer) for trainer in LENGTHS},
+    "ddp": lambda folder: {
+        trainer: (_killed if trainer in KILLED else _undisturbed)(folder, trainer) for trainer in LENGTHS
+    },
     "fsdp": _sharded,
     "options": _options,
     "recipe": _recipe,

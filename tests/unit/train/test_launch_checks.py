@@ -20,7 +20,7 @@ from stepladder.pipeline.stages.grpo import check_grpo
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.launch.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
 from stepladder.train.launch.processes import Processes, _share_gpus
-from stepladder.train.launch.sharding import check_launch, check_shardable
+from stepladder.train.launch.sharding import check_launch, check_resumable, check_shardable
 from stepladder.train.loop.microbatches import max_microbatch_tokens
 from stepladder.train.sft.config import SFTConfig
 from tests.support import ROOT
@@ -124,10 +124,24 @@ def test_settings_that_fsdp_cannot_shard_are_refused(
     check_launch(SFTConfig())
 
 
-def test_deepspeed_is_refused(launched: Any) -> None:
+def test_deepspeed_must_be_installed(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(2, ACCELERATE_USE_DEEPSPEED="true")
-    with pytest.raises(StepladderError, match=r"DeepSpeed does not work yet: .* Launch with recipes/launch/fsdp2.yaml"):
+    monkeypatch.setattr("stepladder.train.launch.sharding.find_spec", lambda _: None)
+    with pytest.raises(StepladderError, match=r"pip install deepspeed, or launch with recipes/launch/fsdp2.yaml"):
         check_launch(SFTConfig())
+    monkeypatch.setattr("stepladder.train.launch.sharding.find_spec", lambda _: object())
+    check_launch(SFTConfig())
+
+
+def test_deepspeed_resumes_with_the_same_number_of_processes(launched: Any, tmp_path: Path) -> None:
+    (tmp_path / "latest").touch()
+    for rank in range(2):
+        (tmp_path / f"rng_state_{rank}.pth").touch()
+    launched(2, ACCELERATE_USE_DEEPSPEED="true")
+    check_resumable(tmp_path)
+    launched(4, ACCELERATE_USE_DEEPSPEED="true")
+    with pytest.raises(StepladderError, match=r"the shards of 2 processes, and this launch has 4: .* Launch 2 process"):
+        check_resumable(tmp_path)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

@@ -7,11 +7,13 @@ of a sharded model, for the engine that generates with it.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io import launch
@@ -36,16 +38,29 @@ def check_launch(config: TrainingConfig) -> None:
     if launch.sharding() == "FSDP":
         _check_fsdp(config)
     else:
-        raise StepladderError(
-            "training with DeepSpeed does not work yet: under ZeRO-3, transformers loads a model in all processes "
-            "together, and the main process alone, which writes the policy, would wait forever. Launch with "
-            "recipes/launch/fsdp2.yaml, which shards weights, gradients and optimizer states too"
-        )
+        _check_deepspeed()
     if config.optim not in _SHARDABLE:
         raise StepladderError(
             f"optim: {config.optim} cannot be sharded over processes by {launch.sharding()}: set optim to one of "
             f"{', '.join(_SHARDABLE)}, or launch with recipes/launch/ddp.yaml"
         )
+
+
+def _check_deepspeed() -> None:
+    if find_spec("deepspeed") is None:
+        raise StepladderError(
+            "DeepSpeed is not installed: pip install deepspeed, or launch with recipes/launch/fsdp2.yaml, which shards "
+            "weights, gradients and optimizer states too"
+        )
+
+
+def load_whole_models() -> None:
+    """Let transformers load models whole, each process by itself, also under ZeRO-3.
+
+    It would load and shard every model in all processes together, also those that one process needs alone, such as the
+    policy that the main process writes. DeepSpeed shards the model in training when it is prepared.
+    """
+    unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]
 
 
 def _check_accelerate() -> None:
@@ -120,6 +135,12 @@ def check_resumable(checkpoint: Path) -> None:
             f"{checkpoint} was written {f'with {written}' if written else 'without sharding'}, and this launch is "
             f"{f'with {now}' if now else 'without sharding'}; the states of the optimizer are stored differently. "
             f"Launch {how}, with any number of processes, or delete {checkpoint.parent} to train again"
+        )
+    shards = len(list(checkpoint.glob("rng_state_*.pth"))) or 1
+    if written == "DeepSpeed" and shards != launch.world_size():
+        raise StepladderError(
+            f"{checkpoint} has the shards of {shards} processes, and this launch has {launch.world_size()}: DeepSpeed "
+            f"resumes with the same number. Launch {shards} processes, or delete {checkpoint.parent} to train again"
         )
 
 

@@ -41,6 +41,7 @@ from stepladder.driver import Outcome, OutcomeCallback
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.train.launch.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
+from stepladder.train.launch.sharding import load_whole_models
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.live_console import LiveConsole
@@ -115,6 +116,7 @@ class BaseTrainer(Trainer):
         rounded to bf16, also if the sharded weights are gathered in bf16.
         """
         super().create_accelerator_and_postprocess()
+        load_whole_models()
         if self.accelerator.distributed_type is DistributedType.MULTI_CPU and launch.sharding() == "FSDP":
             PartialState().distributed_type = self.accelerator.state.distributed_type = DistributedType.FSDP
             self.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
