@@ -94,7 +94,7 @@ def rate(way: Way, work: list[Transcript], rounds: int = 1) -> float:
 
 
 def by_engine(engine: InProcessEngine) -> Way:
-    """Our driver and one of our engines: a transcript goes on as soon as its step is written."""
+    """Our driver and one of our engines: a transcript continues as soon as its step is written."""
     engine.end_tokens = frozenset()  # every row runs to its limit
 
     def job(work: Transcript, number: int) -> Algorithm[None]:
@@ -119,7 +119,7 @@ def by_engine(engine: InProcessEngine) -> Way:
 
 
 def by_generate(model: Any) -> Way:
-    """transformers as it is: every step reads the whole transcript again, in one left-padded batch that goes on until
+    """transformers as it is: every step reads the whole transcript again, in one left-padded batch that runs until
     its longest row has ended. Tokens beyond a row's own limit are computed, but not counted.
     """
 
@@ -152,7 +152,7 @@ def by_generate(model: Any) -> Way:
 
 
 def by_vllm(llm: Any, *, seeded: bool = False, **options: Any) -> Way:
-    """vLLM without Stepladder: a transcript goes on as soon as its step is written. `options`: of `SamplingParams`."""
+    """vLLM without Stepladder; a transcript continues once its step is written. `options`: of `SamplingParams`."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

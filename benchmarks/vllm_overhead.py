@@ -7,7 +7,7 @@ The work is that of `generation_speed.py`. `alone` variants call vLLM's own engi
 our driver; `engine` ones both. The rest of a name says what is asked for. Shares are of `alone`, vLLM's defaults
 without log-probs, stop strings and seeds.
 
-- alone, by turn: one `LLM.generate` for all transcripts, turn by turn; others go on as soon as a step is written;
+- alone, by turn: one `LLM.generate` per turn, for all transcripts; in the others, a transcript continues at once;
 - text off: nothing is decoded, which is the most that vLLM gives;
 - join N: rows wait until they are 1/N of those that run, before they join them (`Engine.join_share`).
 

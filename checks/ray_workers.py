@@ -52,12 +52,12 @@ from stepladder.pipeline.resources import ORACLE, RunContext, SharedConfig  # no
 from stepladder.pipeline.search_config import ExploreConfig  # noqa: E402
 from stepladder.pipeline.stages.explore import mcts_tree  # noqa: E402
 from stepladder.pipeline.stages.rank import ranked_tree  # noqa: E402
-from stepladder.pipeline.workers.playing import Player, PlayPlan, Scoring, open_driver  # noqa: E402
+from stepladder.pipeline.workers.rollout_workers import RolloutPlan, RolloutWorker, Scoring, open_driver  # noqa: E402
 from stepladder.train.transcripts.sampled_episodes import sample_episodes  # noqa: E402
 
 CALL_SECONDS = 0.002
 LARGEST_OVERHEAD = 0.05
-PLAYED, PARTS = ("eval", "explore", "rank", "rft"), ("eval", "explore", "rank", "rft", "prm", "index")
+ROLLOUTS, PARTS = ("eval", "explore", "rank", "rft"), ("eval", "explore", "rank", "rft", "prm", "index")
 Watch = Callable[[Outcome[Any]], None]
 
 
@@ -122,7 +122,7 @@ class Parts:
         return list(read_trees(path))
 
 
-def play(
+def run_all(
     ray: dict[str, Any] | None, options: argparse.Namespace, *, kill: bool = False
 ) -> tuple[dict[str, Sequence[Any]], dict[str, float], int]:
     """Records by name, the seconds of every part without the start, and the number of workers that died."""
@@ -138,7 +138,7 @@ def play(
         with open_driver(context, options.policy, scoring=Scoring("gold"), **options_of_driver) as driver:
             seconds["start"] = time.perf_counter() - started
             parts = Parts(driver, context, options, Path(folder))
-            for name in filter(options.parts.__contains__, PLAYED):
+            for name in filter(options.parts.__contains__, ROLLOUTS):
                 started = time.perf_counter()
                 dies = kill and name in ("eval", "explore")
                 watch = kill_one(driver, max(options.questions // 10, 1)) if dies else None
@@ -179,7 +179,7 @@ def differing(name: str, expected: Sequence[Any], found: Sequence[Any]) -> int:
 
 def same(options: argparse.Namespace) -> int:
     problems = 0
-    if set(options.parts) & set(PLAYED):
+    if set(options.parts) & set(ROLLOUTS):
         problems += same_games(options)
     if "prm" in options.parts:
         problems += same_step_scores(options)
@@ -189,12 +189,12 @@ def same(options: argparse.Namespace) -> int:
 
 
 def same_games(options: argparse.Namespace) -> int:
-    expected, alone, _ = play(None, options)
+    expected, alone, _ = run_all(None, options)
     print(f"{options.policy}, {options.questions} questions")
     print("one process: " + ", ".join(f"{name} {each:.1f} s" for name, each in alone.items()), flush=True)
     problems = 0
     for kill in (False, True):
-        found, seconds, deaths = play({"workers": options.workers}, options, kill=kill)
+        found, seconds, deaths = run_all({"workers": options.workers}, options, kill=kill)
         times = (f"{name} {each:.1f} s ({alone[name] / each:.2f}x)" for name, each in seconds.items())
         print(f"{options.workers} workers{f', {deaths} killed' if kill else ''}: " + ", ".join(times))
         problems += sum(differing(name, expected[name], found[name]) for name in expected)
@@ -270,16 +270,16 @@ class SlowEngine(OracleEngine):
         return super().generate(requests)
 
 
-class SlowPlayer(Player):
+class SlowWorker(RolloutWorker):
     """A worker with the slow engine."""
 
-    def __init__(self, plan: PlayPlan) -> None:
+    def __init__(self, plan: RolloutPlan) -> None:
         super().__init__(plan)
         self.driver = Driver(SlowEngine(self.agent), self.driver.retriever, in_flight=64)
 
 
 def timed(driver: Driver, context: RunContext, count: int) -> float:
-    """Seconds to play the questions."""
+    """Seconds to run the questions."""
     limits = EpisodeConfig()
     questions = context.split("train")[:count]
     jobs = [partial(episode, context.agent, each, limits, seed_of(0, each.id)) for each in questions]
@@ -291,12 +291,12 @@ def timed(driver: Driver, context: RunContext, count: int) -> float:
 
 def speed(options: argparse.Namespace) -> int:
     context = RunContext(SharedConfig.read({"policy": "nano"}))
-    plan = PlayPlan(context.settings.model_dump(mode="json"), (False, None), ORACLE, None, None, {}, ())
+    plan = RolloutPlan(context.settings.model_dump(mode="json"), (False, None), ORACLE, None, None, {}, ())
     rows: list[tuple[float, float, float]] = []
     # The first cluster has a core for every worker, also for the single one; the others use it.
     with closing(RayCluster(RayConfig(workers=options.workers + 1))):
         pools = [
-            WorkerPool(RayCluster(RayConfig(workers=count)).workers("checks.ray_workers:SlowPlayer", plan))
+            WorkerPool(RayCluster(RayConfig(workers=count)).workers("checks.ray_workers:SlowWorker", plan))
             for count in (1, options.workers)
         ]
         drivers = [Driver(SlowEngine(context.agent), context.retriever, in_flight=64)]

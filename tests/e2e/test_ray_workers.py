@@ -22,7 +22,7 @@ from stepladder.explore.tree_store import explore
 from stepladder.pipeline.resources import ORACLE, RunContext, SharedConfig
 from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stages.explore import mcts_tree
-from stepladder.pipeline.workers.playing import open_driver
+from stepladder.pipeline.workers.rollout_workers import open_driver
 
 pytest.importorskip("ray")
 from stepladder.driver.cluster.connection import _check_address
@@ -77,7 +77,7 @@ def test_results_are_those_of_one_process_also_when_a_worker_is_killed(
         assert driver.counts.asked["Generate"] > 0
     printed = capfd.readouterr()
     assert "raylet" not in printed.out + printed.err
-    assert "1 workers died; their questions were played again" in printed.err
+    assert "1 workers died; their questions were run again" in printed.err
 
 
 def test_nodes_without_a_file_or_with_another_version_are_refused(

@@ -53,7 +53,7 @@ from stepladder.pipeline.policy_choice import PolicyChoice, choose_policy
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import REWARD
-from stepladder.pipeline.workers.playing import open_driver
+from stepladder.pipeline.workers.rollout_workers import open_driver
 
 _LIMITS = DEFAULTS.episode
 _VLLM_OPTIONS = ("max_model_len", "tensor_parallel_size", "gpu_memory_utilization")

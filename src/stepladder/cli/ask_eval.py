@@ -51,7 +51,7 @@ from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.episodes import report_gold
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import is_run
-from stepladder.pipeline.workers.playing import check_cluster
+from stepladder.pipeline.workers.rollout_workers import check_cluster
 from stepladder.reporting.eval_table import UPPER_BOUND, comparison_line, print_summary
 from stepladder.retrieval.factory import retriever_info
 

@@ -223,7 +223,7 @@ class RayOptions(OptionGroup):
 
     ray: Annotated[
         str | None,
-        option("ADDRESS", "Play on Ray workers: local, auto, or HOST:PORT of a cluster.", "this process"),
+        option("ADDRESS", "Generate on Ray workers: local, auto, or HOST:PORT of a cluster.", "this process"),
     ] = None
     ray_workers: Annotated[
         int | None, option("N", "With --ray: worker processes.", "as many as there is room for", min=1)

@@ -18,7 +18,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import ORACLE, SERVER, RunContext, paid_by
 from stepladder.pipeline.stage import POLICY, Task
-from stepladder.pipeline.workers.playing import open_driver
+from stepladder.pipeline.workers.rollout_workers import open_driver
 
 
 def report_gold(context: RunContext, questions: Sequence[Question], *, labels: bool) -> None:

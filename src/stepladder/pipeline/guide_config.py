@@ -8,7 +8,7 @@ from pydantic import Field
 from stepladder.core.config import Config
 from stepladder.core.step_scorer import Derived
 from stepladder.explore.guided import Aggregate, Guide
-from stepladder.pipeline.workers.playing import Scoring
+from stepladder.pipeline.workers.rollout_workers import Scoring
 
 #: Settings that only some strategies use.
 _USED_BY = {

@@ -17,7 +17,7 @@ from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.search_config import TreeStageConfig
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task
-from stepladder.pipeline.workers.playing import Scoring, check_cluster, open_driver
+from stepladder.pipeline.workers.rollout_workers import Scoring, check_cluster, open_driver
 
 #: The file of trees.
 FILE = "trees.jsonl.gz"

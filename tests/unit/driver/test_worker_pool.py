@@ -79,7 +79,7 @@ def doubled(pool: WorkerPool, count: int, window: int = 4) -> dict[int, Any]:
     return dict(results)
 
 
-def test_every_item_is_played_once_and_all_workers_take_part() -> None:
+def test_every_item_is_run_once_and_all_workers_take_part() -> None:
     workers = PlainWorkers(3)
     pool = WorkerPool(workers)
     assert doubled(pool, 50) == {index: 2 * index for index in range(50)}
@@ -99,7 +99,7 @@ def test_few_items_are_shared_out() -> None:
     assert [worker.done for worker in workers.started] == [2, 2, 2]
 
 
-def test_a_worker_that_dies_is_replaced_and_its_items_are_played_again() -> None:
+def test_a_worker_that_dies_is_replaced_and_its_items_are_run_again() -> None:
     workers = PlainWorkers(2, deadly={5: 1, 9: 1})
     pool = WorkerPool(workers)
     assert doubled(pool, 30) == {index: 2 * index for index in range(30)}
@@ -112,7 +112,7 @@ def test_only_the_item_that_kills_its_workers_is_lost() -> None:
     lost = results.pop(5)
     assert results == {index: 2 * index for index in range(30) if index != 5}
     assert lost == Lost("two workers died with it, the second with nothing else: killed by 5")
-    assert pool.deaths == 2, "it is played again once"
+    assert pool.deaths == 2, "it is run again once"
 
 
 def test_a_single_item_is_lost_when_its_second_worker_dies() -> None:

@@ -20,13 +20,13 @@ from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stages.explore import mcts_tree
 from stepladder.pipeline.stages.rank import ranked_tree
 from stepladder.pipeline.workers.encoding import encoding_on_workers
-from stepladder.pipeline.workers.playing import Scoring, open_driver, uses_workers
+from stepladder.pipeline.workers.rollout_workers import Scoring, open_driver, uses_workers
 from stepladder.pipeline.workers.scoring import step_scores
 from stepladder.retrieval.index.build import build_index
 from tests.support.encoders import TOWNS, save_encoder
 from tests.support.thread_workers import ThreadCluster
 
-PLAYER = "stepladder.pipeline.workers.playing:Player"
+WORKER = "stepladder.pipeline.workers.rollout_workers:RolloutWorker"
 
 
 def opened(ray: bool) -> RunContext:
@@ -74,7 +74,7 @@ def test_servers_and_paid_judges_stay_with_this_process() -> None:
     assert not uses_workers(context, "gpt", "openai", None)
     assert not uses_workers(context, "nano", None, Scoring("llm", None, {"llm": LLMJudgeConfig(model="judge")}))
     notes = context.console.file.getvalue()  # type: ignore[attr-defined]
-    assert notes.count("a server plays: this stage runs in one process") == 2
+    assert notes.count("a server generates: this stage runs in one process") == 2
     assert notes.count("a language model judges") == 1
     assert not uses_workers(opened(False), SERVER, None, None)
 

@@ -20,7 +20,7 @@ def _known_form(address: str) -> str:
 
 
 class RayConfig(Config):
-    """Where questions are played: on workers that each hold an engine and a retriever."""
+    """Where episodes are generated: on workers that each hold an engine and a retriever."""
 
     #: HOST:PORT of a running cluster that this machine is part of, or auto, to find it; null starts a cluster on this
     #: machine and ends it with the run.

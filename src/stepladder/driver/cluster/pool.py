@@ -1,7 +1,7 @@
 """A pool of workers: items are handed out in small portions, and results come back as they finish.
 
 In: `Workers` (Ray's, in ray_cluster.py) and items. Out: one result per item, or `Lost`. A worker that dies is replaced,
-and its items are played again, once, one at a time: if a worker dies with one of them, that item is lost, and no other.
+and its items are run again, once, one at a time: if a worker dies with one of them, that item is lost, and no other.
 A pool is down if worker after worker dies without a single result.
 """
 
@@ -79,7 +79,7 @@ class _Slot:
     #: Of a replacement that is not open yet: when it must be.
     open_until: float | None = None
     items: dict[int, Any] = field(default_factory=dict)
-    #: Whether it plays an item again, which it then does alone.
+    #: Whether it runs an item again, which it then does alone.
     again: bool = False
 
 
@@ -136,7 +136,7 @@ class WorkerPool:
                     self._retire(slot, f"a worker could not be replaced within {_REPLACE_SECONDS:.0f} s")
 
     def _send(self, slot: _Slot, todo: deque[_Item], again: deque[_Item], window: int) -> None:
-        """Hand out items to a worker that waits for some. Those that are played again go first, each alone."""
+        """Hand out items to a worker that waits for some. Those that are run again go first, each alone."""
         if slot.call is not None:
             return
         items: list[_Item] = []
@@ -176,7 +176,7 @@ class WorkerPool:
             raise BackendDown(reply.error)
 
     def _replace(self, slot: _Slot, reason: str, again: deque[_Item]) -> Iterator[tuple[int, Any]]:
-        """A new worker in place of a dead one, whose items are played again, or are lost if they already were."""
+        """A new worker in place of a dead one, whose items are run again, or are lost if they already were."""
         self.deaths += 1
         self._deaths_in_a_row += 1
         items, slot.items = slot.items, {}

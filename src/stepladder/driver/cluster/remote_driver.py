@@ -1,8 +1,8 @@
-"""A driver whose jobs are played by a pool of workers, each with a driver, an engine and a retriever of its own.
+"""A driver whose jobs are run by a pool of workers, each with a driver, an engine and a retriever of its own.
 
 In: jobs that are `functools.partial` objects of an importable function, the agent first among its arguments. Out: the
 same outcomes as of a `Driver` in one process: every request has its own seed, so a result does not depend on where it
-is computed. The agent does not travel; a worker plays with the one it built from the same settings.
+is computed. The agent does not travel; a worker uses the one it built from the same settings.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ class RemoteJob:
 
 
 class RemoteDriver(Driver):
-    """Runs jobs on a pool. `engine` and `scorer` only tell who plays; they are not called."""
+    """Runs jobs on a pool. `engine` and `scorer` only say which ones the workers use; they are not called."""
 
     def __init__(
         self, pool: WorkerPool, *, in_flight: int = 1024, engine: Engine | None = None, scorer: StepScorer | None = None

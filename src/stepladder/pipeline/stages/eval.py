@@ -20,7 +20,7 @@ from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import StageCost, cost_from_summary
-from stepladder.pipeline.workers.playing import check_cluster
+from stepladder.pipeline.workers.rollout_workers import check_cluster
 
 
 class EvalConfig(Config):

@@ -40,7 +40,7 @@ from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episod
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
-from stepladder.pipeline.workers.playing import check_cluster
+from stepladder.pipeline.workers.rollout_workers import check_cluster
 from stepladder.pipeline.workers.scoring import StepScores, step_scores
 from stepladder.preferences.pair_checks import read_pairs
 

@@ -11,7 +11,7 @@ from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.pipeline.resources import SERVER, RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
-from stepladder.pipeline.workers.playing import check_cluster, open_driver
+from stepladder.pipeline.workers.rollout_workers import check_cluster, open_driver
 from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FILTERS

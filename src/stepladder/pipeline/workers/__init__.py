@@ -1,1 +1,1 @@
-"""What the workers of a Ray cluster do for a run: play questions, score steps, encode passages."""
+"""What the workers of a Ray cluster do for a run: generate episodes, score steps, encode passages."""

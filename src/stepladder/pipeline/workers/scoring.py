@@ -13,7 +13,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Trajectory
 from stepladder.driver.cluster.pool import Lost, WorkerPool
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.workers.playing import cluster_of
+from stepladder.pipeline.workers.rollout_workers import cluster_of
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel

@@ -1,7 +1,7 @@
-"""Episodes and trees, played in this process or by the workers of a Ray cluster.
+"""Episodes and trees, generated in this process or by the workers of a Ray cluster.
 
 In: a run context, a policy, and how steps are scored. Out: a driver (`open_driver`). With `ray` in the settings each
-worker builds agent, engine, retriever and scorer from the same settings. A server that plays or judges is called by
+worker builds agent, engine, retriever and scorer from the same settings. A server that generates or judges is called by
 this process, which keeps its budget and its replies in one place.
 """
 
@@ -25,7 +25,7 @@ from stepladder.pipeline.resources import ORACLE, SERVER, RunContext, SharedConf
 if TYPE_CHECKING:
     from stepladder.driver.cluster.ray_cluster import RayCluster
 
-_TARGET = "stepladder.pipeline.workers.playing:Player"
+_TARGET = "stepladder.pipeline.workers.rollout_workers:RolloutWorker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
-class PlayPlan:
+class RolloutPlan:
     """What a worker opens, as plain data. It is sent to the worker alone, and Ray does not store it."""
 
     settings: dict[str, Any]
@@ -51,10 +51,10 @@ class PlayPlan:
     named: tuple[str, ...]
 
 
-class Player:
-    """A worker: plays questions with an engine and a retriever of its own."""
+class RolloutWorker:
+    """A worker: generates episodes with an engine and a retriever of its own."""
 
-    def __init__(self, plan: PlayPlan) -> None:
+    def __init__(self, plan: RolloutPlan) -> None:
         for path in plan.named:
             name_agent(path)
         prompted, remote = plan.prompted
@@ -99,12 +99,12 @@ def open_driver(
     scoring: Scoring | None = None,
     **limits: int,
 ) -> Iterator[Driver]:
-    """A driver that plays a policy, closed at the end. `limits` are of `Driver`; `folder`: of a paid server."""
+    """A driver that generates with a policy, closed on exit. `limits` are of `Driver`; `folder`: of a paid server."""
     if not uses_workers(context, policy, engine, scoring):
         with _own_driver(context, policy, engine, folder, scoring, limits) as own:
             yield own
         return
-    plan = PlayPlan(
+    plan = RolloutPlan(
         revealed(context.settings.model_dump(mode="json", exclude={"ray"})),
         context.prompted,
         policy,
@@ -117,14 +117,14 @@ def open_driver(
         pool = stack.enter_context(closing(WorkerPool(cluster_of(context).workers(_TARGET, plan))))
         # The oracle and the gold judge cost nothing to open; an evaluation asks for them.
         oracle = ORACLE in (policy, engine)
-        plays = stack.enter_context(context.engine(policy, engine)) if oracle else None
+        oracle_engine = stack.enter_context(context.engine(policy, engine)) if oracle else None
         gold = scoring is not None and scoring.name == "gold"
         judges = context.scorer(scoring.name, scoring.reward, **scoring.options) if scoring and gold else None
         batch = 2 * context.settings.batch_size
         in_flight = min(limits.get("in_flight", batch), batch)
-        yield RemoteDriver(pool, in_flight=in_flight, engine=plays, scorer=judges)
+        yield RemoteDriver(pool, in_flight=in_flight, engine=oracle_engine, scorer=judges)
         if pool.deaths:
-            note = f"{pool.deaths} workers died; their questions were played again"
+            note = f"{pool.deaths} workers died; their questions were run again"
             context.console.print(printable(note), highlight=False, soft_wrap=True)
 
 
@@ -153,12 +153,12 @@ def _files(settings: SharedConfig) -> list[str]:
 
 
 def uses_workers(context: RunContext, policy: str | None, engine: str | None, scoring: Scoring | None) -> bool:
-    """Whether the workers of a cluster play; a note if a cluster is given and they do not."""
+    """Whether the workers of a cluster generate; a note if a cluster is given and they do not."""
     if context.settings.ray is None:
         return False
     served = policy == SERVER or engine == "openai"
     if served or (scoring is not None and scoring.options.get("llm") is not None):
-        what = "a server plays" if served else "a language model judges"
+        what = "a server generates" if served else "a language model judges"
         note = f"{what}: this stage runs in one process, which keeps its budget; Ray is not used"
         context.console.print(note, highlight=False, soft_wrap=True)
         return False
