@@ -8,7 +8,8 @@ hidden size, heads and MLP of the recipe's model, with random weights. What is c
 - layers: two;
 - vocabulary and tokenizer: nano's, 4,096 words;
 - data: a few questions of Atlas; batches, samples, simulations and steps of an episode are few;
-- decoding follows the agent's grammar, because random weights write no format;
+- decoding follows the agent's grammar, because random weights write no format; learning rates are tiny, so that they
+  stay random: a policy that has seen four demonstrations often never answers;
 - answers: random weights never answer correctly, so that there would be no pairs and no samples to keep. Here about
   half of all answers count as correct, by a checksum of their text. Pairs compare Monte-Carlo values for that reason;
 - prm-eval is left out: it needs steps that the gold judge finds good;
@@ -88,6 +89,8 @@ def write_model(shape: ModelShape, folder: Path, divide: int) -> None:
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    # Logits of the same size at every width: else wide models hardly ever choose to answer, and rft has nothing to keep.
+    torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.5 / config.hidden_size**0.5)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     size = sum(each.numel() for each in model.parameters()) / 1e6
@@ -100,6 +103,8 @@ def small_recipe(name: str, policy: Path, device: str) -> Recipe:
     changes = [*SHARED, f"policy={policy}", f"device={device}"]
     for stage in whole.stages:
         changes += [f"stages.{stage.name}.{change}" for change in SMALL.get(stage.kind, ())]
+        if hasattr(stage.settings, "learning_rate"):
+            changes.append(f"stages.{stage.name}.learning_rate=1e-7")
         if getattr(stage.settings, "gradient_accumulation_steps", 1) > 1:
             changes.append(f"stages.{stage.name}.gradient_accumulation_steps=2")
     plain = load_recipe(name, changes).plain()

@@ -18,8 +18,8 @@ from torch import nn
 
 #: The low bits of fp32 that bf16 lacks.
 _DROPPED_BITS = 16
-#: Weights per chunk: intermediate results take 8 bytes per weight.
-_CHUNK = 1 << 24
+#: Weights per chunk, whose intermediate results take 8 bytes per weight: they fit the caches of a processor.
+_CHUNK = 1 << 20
 _32_BITS = 0xFFFF_FFFF
 
 
@@ -38,10 +38,14 @@ def stochastic_round(weight: torch.Tensor, dtype: torch.dtype, name: str) -> tor
     return result
 
 
-def cast_model(model: nn.Module, dtype: torch.dtype, name: str = "") -> None:
-    """Cast a model, or the layer with that name, to another dtype with `stochastic_round`."""
+def cast_model(model: nn.Module, dtype: torch.dtype, name: str = "", device: torch.device | None = None) -> None:
+    """Cast a model, or the layer with that name, to another dtype with `stochastic_round`.
+
+    `device`: where each weight is rounded, if not where it is: a GPU is much faster.
+    """
     for own, weight in model.named_parameters(prefix=name):
-        weight.data = stochastic_round(weight.data, dtype, own)
+        rounded = stochastic_round(weight.data.to(device or weight.device), dtype, own)
+        weight.data = rounded.to(weight.device)
     model.to(dtype)
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window
 from stepladder.train.launch.batches import IS_FILLER
+from stepladder.train.launch.sharding import ended_forward
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, DevScore, TRLOverrides, eval_mode
 from stepladder.train.transcripts.fine_tune import collate
 from stepladder.train.transcripts.selected_logits import selected_logits
@@ -83,7 +84,7 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
         assert not return_outputs
         ours = ("question_ids", IS_FILLER)
         known = {name: part for name, part in inputs.items() if name not in ours}  # the rest goes to the model
-        with self.local_metrics():
+        with self.local_metrics(), ended_forward(self.model):
             loss: torch.Tensor = super().compute_loss(model, known)
         if num_items_in_batch is None:
             return loss

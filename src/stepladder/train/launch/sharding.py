@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -159,3 +160,25 @@ def whole_parameters(*parameters: nn.Parameter) -> Iterator[None]:
 def whole(weight: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor that FSDP may have sharded. All processes must call it, in the same order."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+@contextmanager
+def ended_forward(model: nn.Module) -> Iterator[None]:
+    """Within, every forward pass calls the output layer, though it may multiply with its weights itself, as in trl's DPO.
+
+    FSDP2 shards the output layer together with the last norm (and with tied embeddings). Before torch 2.13, a forward
+    pass that does not call all of them never ends for FSDP2, and the next one finds sharded weights.
+    """
+    if launch.sharding() != "FSDP":
+        yield
+        return
+
+    def call_output_layer(*_: object) -> None:
+        layer: Any = model.get_output_embeddings()  # type: ignore[operator]
+        layer(torch.empty(0, layer.in_features, device=layer.weight.device, dtype=layer.weight.dtype))
+
+    hook = model.register_forward_hook(call_output_layer)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -97,7 +97,8 @@ class PolicySession:
         folder = self.context.folder / "policy"
         with self.compute.processes.main_first():
             if self.compute.processes.is_main_process:
-                write_policy(folder, self.policy, checkpoint, DTYPES.get(self.context.dtype, self.policy.dtype))
+                dtype = DTYPES.get(self.context.dtype, self.policy.dtype)
+                write_policy(folder, self.policy, checkpoint, dtype, self.compute.device)
         return folder
 
 

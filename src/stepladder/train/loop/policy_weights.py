@@ -104,8 +104,13 @@ def lora_layers(model: nn.Module) -> list[Any]:
     return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
 
 
-def write_policy(folder: Path, policy: Policy, checkpoint: Path | None, dtype: torch.dtype) -> None:
-    """Write the weights of a checkpoint, or the initial ones without, as an ordinary model folder."""
+def write_policy(
+    folder: Path, policy: Policy, checkpoint: Path | None, dtype: torch.dtype, device: torch.device | None = None
+) -> None:
+    """Write the weights of a checkpoint, or the initial ones without, as an ordinary model folder.
+
+    `device`: where they are rounded, one at a time.
+    """
     model: Any
     if checkpoint is None:
         model, _ = load_model(policy.source, policy.tokenizer, torch.float32)
@@ -115,6 +120,6 @@ def write_policy(folder: Path, policy: Policy, checkpoint: Path | None, dtype: t
     else:
         model, _ = load_model(checkpoint, policy.tokenizer, torch.float32)
     with atomic_folder(folder, what="policy") as fresh:
-        cast_model(model, dtype)
+        cast_model(model, dtype, device=device)
         model.save_pretrained(fresh)
         policy.tokenizer.save_pretrained(fresh)
