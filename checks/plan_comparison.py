@@ -1,7 +1,7 @@
 """Compares a plan with a run: for `plan_against_run.py`.
 
 In: what was measured of a run (`stage_probe.py`). Out: one row per stage: seconds predicted from the recipe, seconds
-predicted from the measured amounts, measured seconds; predicted and measured memory.
+predicted from the measured amounts, measured seconds; memory predicted in both ways, and measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,18 +27,24 @@ class Row:
     given_amounts: float
     measured: float
     predicted_bytes: float
+    given_amounts_bytes: float
     measured_bytes: float
     judged: bool
     error: str = ""
 
-    def errors(self) -> tuple[float, float, float]:
-        """Relative errors: of the time, of the time for the measured amounts, of the memory."""
+    def errors(self) -> tuple[float, float, float, float]:
+        """Relative errors of the time and of the memory, each from the recipe and for the measured amounts."""
         seconds, size = max(self.measured, 1e-9), max(self.measured_bytes, 1.0)
-        return self.predicted / seconds - 1, self.given_amounts / seconds - 1, self.predicted_bytes / size - 1
+        return (
+            self.predicted / seconds - 1,
+            self.given_amounts / seconds - 1,
+            self.predicted_bytes / size - 1,
+            self.given_amounts_bytes / size - 1,
+        )
 
     def misses(self, time_error: float, memory_error: float) -> bool:
         """Whether the prediction from the recipe is worse than the limits."""
-        time, _, memory = self.errors()
+        time, _, memory, _ = self.errors()
         return abs(time) > time_error or abs(memory) > memory_error
 
 
@@ -119,13 +125,13 @@ def compare(entry: Mapping[str, Any], *, shortest: float) -> list[Row]:
         if found is None:
             continue
         if "error" in found or "seconds" not in found:
-            rows.append(Row(stage.name, 0, 0, 0, 0, 0, False, str(found.get("error", "nothing was done"))))
+            rows.append(Row(stage.name, 0, 0, 0, 0, 0, 0, False, str(found.get("error", "nothing was done"))))
             continue
         seconds = found["seconds"]
         rows.append(
             Row(
                 stage.name, stage.time.expected, given.time.expected, seconds, stage.memory.expected,
-                found["memory"]["peak"], seconds >= shortest,
+                given.memory.expected, found["memory"]["peak"], seconds >= shortest,
             )
         )  # fmt: skip
     return rows
@@ -133,16 +139,17 @@ def compare(entry: Mapping[str, Any], *, shortest: float) -> list[Row]:
 
 def table_of(rows: Sequence[Row]) -> Table:
     """As a table."""
-    titles = ("stage", "recipe s", "amounts s", "measured s", "error", "error of rates", "GB", "measured GB", "error")
-    table = Table(*titles)
+    times = ("recipe s", "amounts s", "measured s", "error", "error of rates")
+    table = Table("stage", *times, "recipe GB", "amounts GB", "measured GB", "error", "error of parts")
     for row in rows:
         if row.error:
             table.add_row(row.name, row.error[:60])
             continue
-        time, rates, memory = row.errors()
+        time, rates, memory, given = row.errors()
         table.add_row(
             row.name, f"{row.predicted:,.1f}", f"{row.given_amounts:,.1f}", f"{row.measured:,.1f}", f"{time:+.0%}",
-            f"{rates:+.0%}", f"{row.predicted_bytes / 1e9:.2f}", f"{row.measured_bytes / 1e9:.2f}", f"{memory:+.0%}",
+            f"{rates:+.0%}", f"{row.predicted_bytes / 1e9:.2f}", f"{row.given_amounts_bytes / 1e9:.2f}",
+            f"{row.measured_bytes / 1e9:.2f}", f"{memory:+.0%}", f"{given:+.0%}",
             style=None if row.judged else "dim",
         )  # fmt: skip
     done = [row for row in rows if not row.error]

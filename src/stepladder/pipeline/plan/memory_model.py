@@ -176,7 +176,9 @@ def training_memory(
         if kind == "grpo":  # it needs its KV cache all the time
             least += memory.generating[0]
         room = setup.cluster.memory - used
-        memory.training = least, max(min(_GAPS * expected + memory.generating[1], room), expected)
+        # The engine that makes episodes for a reward model is closed before training.
+        kept = 0.0 if kind == "prm" else memory.generating[1]
+        memory.training = least, max(min(_GAPS * expected + kept, room), expected)
     return memory
 
 
