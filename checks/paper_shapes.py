@@ -89,7 +89,7 @@ def write_model(shape: ModelShape, folder: Path, divide: int) -> None:
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    # Logits of the same size at every width: else wide models hardly ever choose to answer, and rft has nothing to keep.
+    # Logits of the same size at every width: else wide models hardly ever answer, and rft has nothing to keep.
     torch.nn.init.normal_(model.get_output_embeddings().weight, std=0.5 / config.hidden_size**0.5)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -56,7 +56,7 @@ def test_an_adapter_is_merged_into_the_built_in_model_that_it_names(tmp_path: Pa
     model, tokenizer = load_model(tmp_path, None, None)
     assert not isinstance(model, PeftModel)
     assert not any("lora" in name for name, _ in model.named_parameters())
-    assert torch.allclose(logits(model), expected, atol=1e-5)
+    assert torch.allclose(logits(model), expected, atol=1e-4)
     assert not torch.allclose(logits(tiny_model()), expected, atol=1e-2)
     assert tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
 
@@ -69,7 +69,7 @@ def test_an_adapter_of_a_folder_and_an_adapter_of_that(tmp_path: Path) -> None:
     once, _ = load_model(first, None, None)
     expected = adapter_of(once, second)
     assert json.loads((second / "adapter_config.json").read_text())["base_model_name_or_path"] == str(first)
-    assert torch.allclose(logits(load_model(str(second), None, None)[0]), expected, atol=1e-5)
+    assert torch.allclose(logits(load_model(str(second), None, None)[0]), expected, atol=1e-4)
 
 
 def test_sums_are_made_in_full_precision(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_an_adapter_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_layers_trained_as_a_whole_come_along(tmp_path: Path) -> None:
     expected = adapter_of(tiny_model(), tmp_path, "tiny", modules_to_save=["lm_head"])
-    assert torch.allclose(logits(load_model(tmp_path, None, None)[0]), expected, atol=1e-5)
+    assert torch.allclose(logits(load_model(tmp_path, None, None)[0]), expected, atol=1e-4)
 
 
 def test_an_engine_writes_with_an_adapter(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:
 def test_a_built_in_name_is_not_the_folder_that_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     expected = adapter_of(tiny_model(), tmp_path / "tiny", "tiny")
-    assert torch.allclose(logits(load_model(tmp_path / "tiny", None, None)[0]), expected, atol=1e-5)
+    assert torch.allclose(logits(load_model(tmp_path / "tiny", None, None)[0]), expected, atol=1e-4)
     (tmp_path / "nano").mkdir()
     (tmp_path / "nano" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "nano"}))
     assert resolve_full_model(tmp_path / "nano") == builtin_folder("nano")

@@ -89,7 +89,8 @@ def test_an_id_with_another_text_is_refused_or_replaced(model: Path, tmp_path: P
     assert info.left_out == {"duplicates": 2}
     index = open_index(tmp_path / "ix")
     vectors = np.load(tmp_path / "ix" / "vectors.npy")
-    assert np.allclose(vectors, index.encoder.passages(list(index.passages)), atol=1e-5)  # type: ignore[attr-defined]
+    # Encoders compute in bf16 where that is fast, and rounding depends on the batch.
+    assert np.allclose(vectors, index.encoder.passages(list(index.passages)), atol=1e-2)  # type: ignore[attr-defined]
     assert [path.name for path in tmp_path.iterdir()] == ["ix"]
 
 

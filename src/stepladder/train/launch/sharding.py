@@ -164,7 +164,7 @@ def whole(weight: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def ended_forward(model: nn.Module) -> Iterator[None]:
-    """Within, every forward pass calls the output layer, though it may multiply with its weights itself, as in trl's DPO.
+    """Within, every forward pass calls the output layer, also if trl multiplies with its weights instead.
 
     FSDP2 shards the output layer together with the last norm (and with tied embeddings). Before torch 2.13, a forward
     pass that does not call all of them never ends for FSDP2, and the next one finds sharded weights.
