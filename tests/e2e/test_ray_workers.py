@@ -70,6 +70,7 @@ def test_results_are_those_of_one_process_also_when_a_worker_is_killed(
     with open_driver(several, ORACLE) as driver:
         assert isinstance(driver, RemoteDriver)
         assert len(driver.pool) == 3
+        assert {os.getpriority(os.PRIO_PROCESS, each.process) for each in driver.pool.workers} == {os.nice(0)}  # type: ignore[attr-defined]
         assert played(driver, several, tmp_path / "three") == expected
         assert driver.pool.deaths == 0
         assert played(driver, several, tmp_path / "killed", kill=True) == expected

@@ -1,6 +1,8 @@
 """`stepladder plan`: hardware, work, time, what fits, and what would make it fit."""
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from stepladder.pipeline.plan.cost_constants import constants, interpolate, meas
 from stepladder.pipeline.plan.gpu_cluster import GIB, parse_cluster
 from stepladder.pipeline.plan.memory_model import Setup
 from stepladder.pipeline.plan.model_shape import find_shape
-from stepladder.pipeline.plan.planner import Plan, StagePlan, plan_recipe
+from stepladder.pipeline.plan.planner import Plan, StagePlan, find_profile, plan_recipe
 from stepladder.pipeline.plan.stage_work import Generation
 from stepladder.pipeline.plan.time_model import generation_seconds
 from stepladder.pipeline.plan.transcript_profile import count_transcripts
 from stepladder.pipeline.recipe import load_recipe
 
+RECIPES = Path(__file__).parents[3] / "recipes"
 DEVICES = constants()["devices"]
 MODELS = constants()["models"]
 #: New tokens/s on one H200 of 64 and 1,024 transcripts with 980 tokens, 160 of them new (docs/plan.md).
@@ -73,6 +76,9 @@ def test_hardware_is_a_number_and_a_name(text: str, count: int, device: str, gib
         ("8xH1000", "unknown GPU 'H1000'.*Known: H200-141G, H100-80G"),
         ("A100", "A100-80G or A100-40G"),
         ("0xH100", "expected a number and a GPU"),
+        ("00xH100", "expected a number and a GPU"),
+        ("8xcpu", "expected a number and a GPU"),
+        ("cpu-0G", "unknown GPU 'cpu-0G'"),
         ("eight H100", "expected a number and a GPU"),
     ],
 )
@@ -181,11 +187,18 @@ def test_what_does_not_fit_says_which_setting_would() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "gpus"),
-    [("prorag-qwen1.5b", "RTX4090-24G"), ("prorag-qwen3-8b", "A100-80G"), ("prorag-nano", "8xH100-80G")],
+    ("recipe", "gpus", "overrides"),
+    [
+        ("prorag-qwen1.5b", "RTX4090-24G", ()),
+        ("prorag-qwen3-8b", "A100-80G", ()),
+        ("prorag-nano", "8xH100-80G", ()),
+        ("reasonrag-qwen2.5-7b", "cpu-64G", ("vllm.gpu_memory_utilization=0.9",)),
+        ("prorag-qwen1.5b", "A100-80G", ("vllm.tensor_parallel_size=2",)),
+        ("prorag-qwen1.5b", "2xA100-80G", ("ray.workers=2",)),
+    ],
 )
-def test_every_suggestion_makes_its_stage_fit(recipe: str, gpus: str) -> None:
-    stages = [stage for stage in plan_of(recipe, gpus).stages if not stage.fits]
+def test_every_suggestion_makes_its_stage_fit(recipe: str, gpus: str, overrides: tuple[str, ...]) -> None:
+    stages = [stage for stage in plan_of(recipe, gpus, *overrides).stages if not stage.fits]
     assert stages
     for stage in stages:
         assert stage.advice, stage.name
@@ -194,7 +207,7 @@ def test_every_suggestion_makes_its_stage_fit(recipe: str, gpus: str) -> None:
             given = dict(zip(words[::2], words[1::2]))
             changes = [value for option, value in zip(words[::2], words[1::2]) if option == "--set"]
             strategy = given.get("--strategy", "fsdp")
-            changed = plan_of(recipe, given.get("--gpus", gpus), *changes, strategy=strategy)
+            changed = plan_of(recipe, given.get("--gpus", gpus), *overrides, *changes, strategy=strategy)
             assert stage_of(changed, stage.name).fits, advice.options
 
 
@@ -219,10 +232,60 @@ def test_vllm_needs_room_for_one_row_of_maximum_length() -> None:
     assert any("vllm_gpu_memory_utilization" in each.options for each in stage.advice)
 
 
+def test_transcripts_and_rows_of_vllm_are_within_the_context_window() -> None:
+    recipe, cluster = load_recipe("prorag-qwen1.5b"), parse_cluster("H200", DEVICES)
+    profile = find_profile(recipe)
+    for longest, rows, problem in (
+        (40_000, 32_768, "the longest transcript has 40,000 tokens, the context window of Qwen/Qwen2.5-1.5B-Instruct"),
+        (25_000, 40_000, "vLLM's limit of 40,000 tokens is more than the context window"),
+    ):
+        limited = load_recipe("prorag-qwen1.5b", [f"vllm.max_model_len={rows}"])
+        stage = stage_of(plan_recipe(limited, cluster, profile=replace(profile, longest=longest)), "eval-sft")
+        assert stage.problem.startswith(problem)
+        assert not any("vllm.max_model_len=4" in each.options for each in stage.advice)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "chosen"), [("prorag-nano", "cpu", "transformers"), ("prorag-qwen1.5b", "H200", "vllm")]
+)
+def test_engine_auto_is_planned_as_the_engine_that_it_chooses(recipe: str, gpus: str, chosen: str) -> None:
+    auto, named = (plan_of(recipe, gpus, f"engine={engine}") for engine in ("auto", chosen))
+    assert auto.fits
+    assert auto.plain() == named.plain()
+
+
+def test_what_workers_of_ray_and_parallel_layers_need() -> None:
+    for gpus, overrides, problem in (
+        ("8xH100-80G", ("ray.workers=8",), "ray.gpus_per_worker is 0: workers would compute on the CPU"),
+        ("H100-80G", ("vllm.tensor_parallel_size=2",), "vllm.tensor_parallel_size 2 needs as many GPUs"),
+        ("cpu", ("engine=transformers", "ray.workers=8"), ""),
+    ):
+        stage = stage_of(plan_of("prorag-qwen1.5b", gpus, *overrides), "eval-sft")
+        assert stage.problem == problem
+    pairs = ("ray.gpus_per_worker=2", "vllm.tensor_parallel_size=2")
+    four = [plan_of("prorag-qwen1.5b", "8xH100-80G", *each) for each in (pairs, ("ray.workers=4", pairs[0]))]
+    assert stage_of(four[0], "eval-sft").time.expected == stage_of(four[1], "eval-sft").time.expected
+
+
 def test_processes_must_divide_a_batch() -> None:
     stage = stage_of(plan_of("prorag-qwen1.5b", "8xH100-80G", "stages.prm.gradient_accumulation_steps=4"), "prm")
     assert "cannot be divided by 32" in stage.problem
     assert "--set stages.prm.gradient_accumulation_steps=1" in [each.options for each in stage.advice]
+
+
+@pytest.mark.parametrize("recipe", ["prorag-qwen1.5b", "prorag-qwen3-8b", "reasonrag-qwen2.5-7b"])
+def test_the_times_at_the_top_of_a_recipe_are_those_of_its_plans(recipe: str) -> None:
+    text = (RECIPES / f"{recipe}.yaml").read_text(encoding="utf-8").replace("\\\n#", " ")
+    (unit,) = re.findall(r"# Time: about [\d.]+ (hours|minutes)", text)
+    times = re.findall(r"(?:Time: about|FSDP,) ([\d.]+)", text)
+    commands = re.findall(r"stepladder plan (.+)", text)
+    assert len(times) == len(commands)
+    for told, command in zip(times, commands, strict=True):
+        name, option, gpus, *words = shlex.split(command)
+        assert (name, option) == (recipe, "--gpus")
+        plan = plan_of(recipe, gpus, *(word for word in words if word != "--set"))
+        assert plan.fits, command
+        assert plan.seconds()[0] / {"hours": 3600, "minutes": 60}[unit] == pytest.approx(float(told), rel=0.04)
 
 
 # --- the command
@@ -246,7 +309,7 @@ def test_the_command_fails_if_a_stage_does_not_fit(capsys: pytest.CaptureFixture
     assert "prm does not fit: needs" in shown
     assert "--set stages.prm.gradient_accumulation_steps=8" in shown
     assert run("prorag-qwen3-8b", "--gpus", "RTX4090-24G") == 1
-    assert "use a smaller model" in capsys.readouterr().out
+    assert "no settings make it fit: use another model" in capsys.readouterr().out
 
 
 def test_json_has_what_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,9 +322,33 @@ def test_json_has_what_the_table_has(capsys: pytest.CaptureFixture[str]) -> None
     assert {"needed", "expected", "limit", "parts"} == set(found["stages"][0]["memory"])
 
 
+@pytest.mark.parametrize("recipe", ["prorag-nano", "reasonrag-qwen2.5-7b"])
+def test_given_lengths_that_are_the_stored_ones_change_nothing(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    profile = find_profile(load_recipe(recipe))
+    lengths = (("--tokens-written", str(profile.written)), ("--tokens-read", str(profile.read)))
+    for options in ((), lengths[0], lengths[1], (*lengths[0], *lengths[1])):
+        run(recipe, "--gpus", "8xH100-80G", "--json", *options)
+        found.append(json.loads(capsys.readouterr().out)["stages"])
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_longer_transcripts_need_more_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    run("prorag-qwen1.5b", "--gpus", "A100-40G", "--tokens-read", "8000", "--json")
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["transcripts"]["longest"] > 8000
+    assert (
+        plan["stages"][0]["memory"]["needed"]
+        > 2 * stage_of(plan_of("prorag-qwen1.5b", "A100-40G"), "sft").memory.needed
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("prorag-nano", "--gpus", "cpu", "--tokens-read", "0"), "--tokens-read 0: expected a number from 1 on"),
+        (("prorag-nano", "--gpus", "cpu", "--tokens-written", "nan"), "--tokens-written nan: expected a number"),
+        (("your-data", "--gpus", "cpu"), "questions.csv does not exist. Give them: --tokens-read N"),
         (("prorag-nano", "--gpus", "8xTPU"), "unknown GPU 'TPU'"),
         (("prorag-nano", "--gpus", "cpu", "--set", "policy=Somebody/Model-70B"), "is unknown"),
         ((), "name a recipe"),

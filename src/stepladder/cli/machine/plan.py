@@ -3,6 +3,7 @@
 In: a recipe, overrides, the hardware. Out: a table or JSON. The exit status is 1 if a stage does not fit.
 """
 
+import math
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from stepladder.core.trace_printer import printable
 from stepladder.pipeline.plan.cost_constants import constants, measured_file
 from stepladder.pipeline.plan.gpu_cluster import CPU, Cluster, parse_cluster, this_machine
 from stepladder.pipeline.plan.model_shape import find_shape
-from stepladder.pipeline.plan.planner import Plan, StagePlan, find_profile, plan_recipe
+from stepladder.pipeline.plan.planner import Plan, StagePlan, find_profile, plan_recipe, stored_profile
 from stepladder.pipeline.plan.transcript_profile import TranscriptProfile
 from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
 from stepladder.reporting.number_text import brief
@@ -79,12 +80,17 @@ def plan_command(
 
 
 def _given_profile(recipe: Recipe, written: float | None, read: float | None) -> TranscriptProfile:
+    for name, tokens in (("--tokens-written", written), ("--tokens-read", read)):
+        if tokens is not None and not 1 <= tokens < math.inf:
+            raise StepladderError(f"{name} {tokens:g}: expected a number from 1 on")
     if written is None or read is None:
         known = find_profile(recipe)
+    elif stored := stored_profile(recipe.shared):
+        known = stored[0]
     else:
-        total = int(written + read)
-        known = TranscriptProfile(5.5, 2.2, written, read, 1.0, 2 * total, 100_000, "given")
-    return replace(known, written=written or known.written, read=read or known.read, source="given")
+        known = TranscriptProfile(5.5, 2.2, written, read, 1.0, int(2 * (written + read)), 100_000, "given")
+    found = replace(known, written=written or known.written, read=read or known.read, source="given")
+    return replace(found, longest=round(known.longest * found.tokens / known.tokens))
 
 
 def _measure(recipe: Recipe | None, cluster: Cluster, devices: dict[str, dict[str, float]], *, as_json: bool) -> None:
@@ -181,7 +187,7 @@ def _print_problem(stage: StagePlan) -> None:
     for advice in stage.advice:
         say(f"  {printable(advice.options)}   [dim]{printable(advice.about)}[/]")
     if not stage.advice:
-        say("  no single setting makes it fit: use a smaller model, or devices with more memory")
+        say("  no settings make it fit: use another model, or devices with more memory")
 
 
 def _range(low: float, high: float) -> str:

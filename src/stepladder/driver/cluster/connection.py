@@ -26,8 +26,10 @@ ADDRESS_SECONDS = 10.0
 _HTTP2_GREETING, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", b"\4"
 #: A machine under load can miss Ray's own limit of 30 seconds for the start of its processes.
 _STARTS = 3
-#: Patience with the processes of a cluster on this machine, which may be busy.
-_PATIENCE = {
+#: A cluster on this machine, which may be busy: patience with its processes, and workers with the priority of this
+#: process. Ray's own is 15 lower, so that beside other programs workers would be slower than one process.
+_SYSTEM = {
+    "worker_niceness": 0,
     "worker_register_timeout_seconds": 600,
     "agent_register_timeout_ms": 600_000,
     "health_check_timeout_ms": 120_000,
@@ -80,7 +82,7 @@ def _start_local(ray: Any, config: RayConfig, quiet: dict[str, Any]) -> None:
     for attempt in range(1, _STARTS + 1):
         before = psutil.Process().children()
         try:
-            ray.init(address="local", num_cpus=cores, include_dashboard=False, _system_config=_PATIENCE, **quiet)
+            ray.init(address="local", num_cpus=cores, include_dashboard=False, _system_config=_SYSTEM, **quiet)
             return
         except Exception as error:
             ray.shutdown()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepladder.engines.vllm.settings import VLLMConfig
 from stepladder.pipeline.plan.gpu_cluster import Cluster
 from stepladder.pipeline.plan.transcript_profile import TranscriptProfile
 from stepladder.pipeline.recipe import Stage
@@ -58,7 +59,8 @@ def advise(
         found.append(Advice("--strategy none", "train in one process, on one GPU"))
     for count in _COUNTS:
         if count > cluster.count and missing(stage.settings, shared, replace(cluster, count=count), "fsdp") <= 0:
-            found.append(Advice(f"--gpus {count}x{cluster.device}", f"FSDP over {count} GPUs"))
+            about = f"FSDP over {count} GPUs" if "lora" in type(stage.settings).model_fields else f"{count} GPUs"
+            found.append(Advice(f"--gpus {count}x{cluster.device}", about))
             break
     return found
 
@@ -91,7 +93,7 @@ def _together(
 #: The order in which changes are combined: the least harmful first.
 _NAMES = (
     *("max_model_len", "gradient_accumulation_steps", "gradient_checkpointing", "gpu_memory_utilization"),
-    *("lora", "batch_size", "engine"),
+    *("gpus_per_worker", "lora", "batch_size", "engine"),
 )
 
 
@@ -136,12 +138,16 @@ def _changes(stage: Stage, settings: Any, shared: Any, profile: TranscriptProfil
         yield of_vllm("max_model_len", limit, rows)
         for percent in range(80, 20, -10):
             yield of_vllm("gpu_memory_utilization", percent / 100, f"vLLM gets {percent}% of the GPU")
+    if shared.ray is not None and not shared.ray.gpus_per_worker:
+        changed = shared.model_copy(update={"ray": shared.ray.model_copy(update={"gpus_per_worker": 1})})
+        yield _Change("--set ray.gpus_per_worker=1", "each worker gets a GPU", settings, changed)
     if "lora" not in fields and shared.batch_size > 64:
         yield _Change(
             "--set batch_size=64", "64 transcripts at a time", settings, shared.model_copy(update={"batch_size": 64})
         )
     if "lora" not in fields and shared.engine == "vllm":
+        # Settings of vLLM would be an error with another engine.
+        unset = " --set vllm={}" if shared.vllm != VLLMConfig() else ""
+        changed = shared.model_copy(update={"engine": "transformers", "vllm": VLLMConfig()})
         about = "generate with the transformers engine"
-        yield _Change(
-            "--set engine=transformers", about, settings, shared.model_copy(update={"engine": "transformers"})
-        )
+        yield _Change(f"--set engine=transformers{unset}", about, settings, changed)

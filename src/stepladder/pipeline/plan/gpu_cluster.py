@@ -41,12 +41,13 @@ class Cluster:
 def parse_cluster(text: str, devices: Mapping[str, Mapping[str, Any]]) -> Cluster:
     """The devices that a text names. `devices`: the known ones."""
     matched = _SPECIFICATION.fullmatch(text.strip())
-    if matched is None or matched["count"] == "0":
+    count, name = (int(matched["count"] or 1), matched["name"]) if matched else (0, "")
+    cpu = re.fullmatch(r"cpu(?:-0*([1-9]\d*)g)?", name.lower())
+    if count < 1 or (cpu and count > 1):
         raise StepladderError(
             f"--gpus '{text}': expected a number and a GPU, such as 8xH100-80G, or cpu. {_known(devices)}"
         )
-    count, name = int(matched["count"] or 1), matched["name"]
-    if cpu := re.fullmatch(r"cpu(?:-(\d+)g)?", name.lower()):
+    if cpu:
         memory = int(cpu[1]) * GIB if cpu[1] else psutil.virtual_memory().total
         return Cluster(1, CPU, int(memory))
     found = [each for each in devices if name.lower() in (each.lower(), each.lower().rpartition("-")[0])]

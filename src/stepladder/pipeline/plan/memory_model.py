@@ -106,7 +106,7 @@ def vllm_plan(shape: ModelShape, setup: Setup, shared: Any, settings: Any, *, tr
             return None
         share, limit = settings.vllm_gpu_memory_utilization, getattr(settings, "vllm_max_model_length", None)
     else:
-        if shared.engine not in ("vllm", "auto"):
+        if shared.engine != "vllm":
             return None
         share, limit = getattr(own, "gpu_memory_utilization", _VLLM_SHARE), getattr(own, "max_model_len", None)
         parallel = getattr(own, "tensor_parallel_size", 1)

@@ -155,6 +155,7 @@ def plan_recipe(
     served = shared.engine == "openai"
     shape = shape or find_shape("tiny" if served else shared.policy, dict(known))
     profile = profile or find_profile(recipe, shape)
+    recipe = replace(recipe, shared=shared.model_copy(update={"engine": _engine(shared, shape, cluster)}))
     rates = rates_of(cluster)
     estimated = WorkModel(recipe, profile, stored["trees"])
     planner = _Planner(recipe, cluster, shape, profile, rates, strategy)
@@ -163,11 +164,23 @@ def plan_recipe(
     return Plan(recipe.name, cluster, shape, profile, rates, strategy, tuple(stages))
 
 
+def _engine(shared: SharedConfig, shape: ModelShape, cluster: Cluster) -> str:
+    """The engine of a recipe; for `auto` the one that it chooses there, with vLLM installed."""
+    from stepladder.engines.auto import faster_engine, measurements  # imports torch
+
+    if shared.engine != "auto":
+        return shared.engine
+    if cluster.is_cpu:
+        return "transformers"
+    parallel = shared.vllm.tensor_parallel_size > 1  # only vLLM does that
+    return "vllm" if parallel else faster_engine(shape.parameters, shared.batch_size, measurements())
+
+
 def find_profile(recipe: Recipe, shape: ModelShape | None = None) -> TranscriptProfile:
     """The stored lengths of transcripts of this agent, data and tokenizer, or counted ones."""
     shared = recipe.shared
     shape = shape or find_shape(shared.policy, dict(constants()["models"]))
-    stored = _stored_profile(shared)
+    stored = stored_profile(shared)
     # Stored lengths hold for tokenizers of a similar size: nano's has 4,096 tokens, those of others 49,000 and more.
     similar = stored is not None and 1 / 4 < stored[1] / shape.vocabulary < 4
     if stored is not None and (similar or not is_local(shared.policy)):
@@ -180,12 +193,12 @@ def find_profile(recipe: Recipe, shape: ModelShape | None = None) -> TranscriptP
         return count_transcripts(shared)
     except StepladderError as error:
         raise StepladderError(
-            f"the lengths of this recipe's transcripts are not stored, and cannot be counted: {error}. Give them: "
-            "--tokens-read N --tokens-written N"
+            "the lengths of this recipe's transcripts are not stored, and cannot be counted: "
+            f"{str(error).rstrip('.')}. Give them: --tokens-read N --tokens-written N"
         ) from error
 
 
-def _stored_profile(shared: SharedConfig) -> tuple[TranscriptProfile, int] | None:
+def stored_profile(shared: SharedConfig) -> tuple[TranscriptProfile, int] | None:
     """The lengths in `constants.yaml`, and the size of the vocabulary that they were counted with."""
     names = [each.rpartition("/")[2] for each in (shared.data.name or "").split("+")]
     stored = constants()
@@ -258,11 +271,26 @@ class _Planner:
             parts = settings.gradient_accumulation_steps * setup.processes
             if settings.batch_size % parts:
                 return f"batch_size {settings.batch_size} cannot be divided by {parts} (accumulation x processes)"
+        if (work.generations or trains) and 0 < self.shape.window < self.profile.longest:
+            return (
+                f"the longest transcript has {self.profile.longest:,} tokens, the context window of "
+                f"{self.shape.name} {self.shape.window:,}"
+            )
+        on_workers = not trains and shared.ray is not None and (work.generations or work.scored)
+        if on_workers and not shared.ray.gpus_per_worker and not setup.cluster.is_cpu:
+            return "ray.gpus_per_worker is 0: workers would compute on the CPU"
         vllm = vllm_plan(self.shape, setup, shared, settings, trains=trains)
         if vllm is None or not work.generations:
             return ""
         if setup.cluster.is_cpu:
             return "engine: vllm needs a GPU"
+        if not trains and shared.vllm.tensor_parallel_size > setup.cluster.count:
+            return f"vllm.tensor_parallel_size {shared.vllm.tensor_parallel_size} needs as many GPUs"
+        if vllm.limit > self.shape.window > 0:
+            return (
+                f"vLLM's limit of {vllm.limit:,} tokens is more than the context window of {self.shape.name}, "
+                f"{self.shape.window:,}"
+            )
         if vllm.needed > vllm.taken:
             return (
                 f"vLLM's share of {vllm.share:g} is {vllm.taken / 1e9:,.0f} GB; weights, buffers and one row of "
@@ -288,7 +316,7 @@ class _Planner:
     @staticmethod
     def _engines(shared: Any, devices: int) -> int:
         """Engines that share the work: with Ray its workers, else one."""
-        ray = getattr(shared, "ray", None)
-        if ray is None:
+        if (ray := shared.ray) is None:
             return 1
-        return max(min(int(getattr(ray, "workers", None) or devices), devices), 1)
+        room = int(devices / max(ray.gpus_per_worker, 1))
+        return max(min(ray.workers or room, room), 1)
