@@ -53,6 +53,13 @@ def _check_deepspeed() -> None:
             "DeepSpeed is not installed: pip install deepspeed, or launch with recipes/launch/fsdp2.yaml, which shards "
             "weights, gradients and optimizer states too"
         )
+    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3" and not _is_on(
+        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
+    ):
+        raise StepladderError(
+            "zero3_save_16bit_model is not true, so that checkpoints have no whole model and no policy can be written: "
+            "set it to true in the accelerate config, as in recipes/launch/deepspeed-zero3.yaml"
+        )
 
 
 def load_whole_models() -> None:
@@ -164,7 +171,7 @@ def whole(weight: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def ended_forward(model: nn.Module) -> Iterator[None]:
-    """Within, every forward pass calls the output layer, though it may multiply with its weights itself, as in trl's DPO.
+    """Within, every forward pass calls the output layer, though it may multiply with its weights itself, as trl's DPO.
 
     FSDP2 shards the output layer together with the last norm (and with tied embeddings). Before torch 2.13, a forward
     pass that does not call all of them never ends for FSDP2, and the next one finds sharded weights.
