@@ -92,6 +92,12 @@ def test_a_lost_process_is_reported_once(launched: Any) -> None:
     assert printed.count("another process of this launch was killed, so process 0 of 2 ends too.") == len(KILLED) + 1
 
 
+def test_resumed_processes_are_quiet(launched: Any) -> None:
+    """transformers warns of weights that a checkpoint has only once, since two layers share them."""
+    _, _, printed = launched
+    assert "missing keys" not in printed
+
+
 def test_processes_share_the_samples_of_rft(launched: Any, alone: Path) -> None:
     folder, _, _ = launched
     for file in ("samples/00000.jsonl", "samples/00001.jsonl", "scores.jsonl", "survivors.json", "transcripts.jsonl"):
@@ -160,7 +166,7 @@ def test_torchrun_with_a_killed_process(tmp_path: Path, shell: Shell) -> None:
             torchrun.terminate()
     assert "is in use by process" in refused
     assert torchrun.returncode == 1
-    assert printed.count("error: another process of this launch was killed, so process") == 1
+    assert printed.count("error: another process of this launch was killed") == 1
     done = max(checkpoints.complete)
     shell("run", recipe, "--out", run)
     assert done >= 2

@@ -116,9 +116,10 @@ def train_one(name: str, folder: Path, killed_at: int = 0, device: str = "cpu", 
         if isinstance(outcome.value, float) and outcome.index + 1 == killed_at:  # an update
             os.kill(os.getpid(), signal.SIGKILL)
 
-    training.train(
-        folder, training.SETTINGS.model_copy(update={**LENGTHS[name], **changes}), watch=watch, device=device
-    )
+    # An odd number of states: one of two processes has no example in the last update of an epoch.
+    odd = {"pairs": training.PAIRS[:-1]} if name == "prm" else {}
+    settings = training.SETTINGS.model_copy(update={**LENGTHS[name], **changes})
+    training.train(folder, settings, watch=watch, device=device, **odd)
 
 
 def save_model(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A short training of a tiny process reward model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,10 @@ def train(
     model: str | Path = "tiny",
     watch: Callable[[Outcome[Any]], None] | None = None,
     device: str = "cpu",
+    pairs: Sequence[Pair] = PAIRS,
 ) -> PRMReport:
     def examples(builder: PRMInputBuilder) -> Any:
-        return from_pairs(PAIRS, builder), from_pairs(HELD_OUT, builder), {}
+        return from_pairs(pairs, builder), from_pairs(HELD_OUT, builder), {}
 
     context = TrainingContext(make_agent(AGENT), (), (), None, EpisodeConfig(), folder, device=device, watch=watch)
     return train_prm(model, context, settings, examples)

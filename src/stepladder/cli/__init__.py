@@ -80,19 +80,21 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as end:  # nobody reads standard output any more
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if launch.is_main():
+            print("interrupted", file=sys.stderr)
         return 130
     except typer.Abort:
         return 130
     except typer.TyperException as error:
         message = explain(error, words)
-        return _print_error(message) if message else 2  # without arguments the help has been printed
+        return _print_error(message) if message and launch.prints(error) else 2  # without arguments it was the help
     except launch.MainProcessFailed:
         return 2  # it has printed its error
     except (StepladderError, TraceError) as error:
-        return _print_error(str(error)) if not isinstance(error, StepladderError) or launch.prints(error) else 2
+        return _print_error(str(error)) if launch.prints(error) else 2
     except OSError as error:
-        return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+        return _print_error(message) if launch.prints(error) else 2
     finally:
         mask_process()  # Typer has set its own handler of unexpected exceptions
     return code if isinstance(code, int) else 0

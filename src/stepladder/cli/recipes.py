@@ -79,7 +79,8 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say("interrupted: the same command resumes from here", ERR)
+        if launch.is_main():  # the others are interrupted too
+            say("interrupted: the same command resumes from here", ERR)
         raise typer.Exit(130) from None
 
 

@@ -1,18 +1,24 @@
 """Launches that cannot work are refused before any work, and processes share batches without overlap."""
 
 import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+import typer
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
+from stepladder import cli
 from stepladder.agents import make_agent
+from stepladder.cli.recipes import interruptible
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.launch import LostProcess, ended_by_launcher
 from stepladder.models.gpu_memory import SHARE
 from stepladder.models.tiny import tiny_model
 from stepladder.pipeline.recipe import shipped
@@ -21,6 +27,7 @@ from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.launch.batches import IS_FILLER, SharedBatches, WithFiller, collate_with_filler
 from stepladder.train.launch.processes import Processes, _share_gpus
 from stepladder.train.launch.sharding import check_launch, check_resumable, check_shardable
+from stepladder.train.launch.team import Team
 from stepladder.train.loop.microbatches import max_microbatch_tokens
 from stepladder.train.sft.config import SFTConfig
 from tests.support import ROOT
@@ -59,6 +66,63 @@ def test_a_filler_is_marked() -> None:
     collate = collate_with_filler(lambda examples: {"texts": list(examples)})
     assert collate([rows[1], rows[0]]) == {"texts": ["b", "a"], IS_FILLER: False}
     assert collate([rows[-1]]) == {"texts": ["a"], IS_FILLER: True}
+
+
+def test_a_launcher_that_ends_a_process_does_not_say_why(launched: Any) -> None:
+    launched(2)
+    with pytest.raises(LostProcess, match="was killed, or the launch itself, so process 0 of 2"), ended_by_launcher():
+        signal.raise_signal(signal.SIGTERM)
+
+
+def lose_process(*_: object) -> None:
+    raise LostProcess
+
+
+def test_an_error_is_not_replaced_by_that_of_a_lost_process(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main process tells the others of its error, and they are gone."""
+    monkeypatch.setattr(Processes, "from_main", lose_process)
+    alone = Processes(torch.device("cpu"))
+    with pytest.raises(StepladderError, match="mine"), alone.main_first():
+        raise StepladderError("mine")
+    launched(2)
+    monkeypatch.setattr(Processes, "__init__", lambda *_: None)
+    with pytest.raises(StepladderError, match="mine"), Team("cpu").led():
+        raise StepladderError("mine")
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "told"),
+    [
+        (None, 2, "error: --out DIR is missing"),
+        (FileNotFoundError(2, "No such file", "data.jsonl"), 2, "error: data.jsonl: No such file"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_all_processes_find_is_printed_by_the_first(
+    launched: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    found: BaseException | None,
+    code: int,
+    told: str,
+) -> None:
+    if found is not None:
+        monkeypatch.setattr(cli, "app", Mock(side_effect=found))
+    for rank in ("0", "1"):
+        launched(2, RANK=rank, LOCAL_RANK=rank)
+        assert cli.main(["run", "warmup-nano"]) == code
+        printed = capsys.readouterr().err
+        assert told in printed if rank == "0" else not printed
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_one_process_says_that_a_run_was_interrupted(
+    launched: Any, capsys: pytest.CaptureFixture[str], rank: str
+) -> None:
+    launched(2, RANK=rank)
+    with pytest.raises(typer.Exit), interruptible():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == ("interrupted: the same command resumes from here\n" if rank == "0" else "")
 
 
 def test_batches_that_processes_cannot_share_are_refused(launched: Any) -> None:
@@ -124,13 +188,19 @@ def test_settings_that_fsdp_cannot_shard_are_refused(
     check_launch(SFTConfig())
 
 
-def test_deepspeed_must_be_installed(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_must_be_installed_and_save_whole_models(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(2, ACCELERATE_USE_DEEPSPEED="true")
     monkeypatch.setattr("stepladder.train.launch.sharding.find_spec", lambda _: None)
     with pytest.raises(StepladderError, match=r"pip install deepspeed, or launch with recipes/launch/fsdp2.yaml"):
         check_launch(SFTConfig())
     monkeypatch.setattr("stepladder.train.launch.sharding.find_spec", lambda _: object())
     check_launch(SFTConfig())
+    for saves, stage in (("false", "2"), ("true", "3")):
+        launched(2, ACCELERATE_DEEPSPEED_ZERO_STAGE=stage, ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL=saves)
+        check_launch(SFTConfig())
+    launched(2, ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL="false")
+    with pytest.raises(StepladderError, match=r"zero3_save_16bit_model is not true, .* set it to true"):
+        check_launch(SFTConfig())
 
 
 def test_deepspeed_resumes_with_the_same_number_of_processes(launched: Any, tmp_path: Path) -> None:

@@ -18,11 +18,8 @@ from stepladder.core.errors import StepladderError
 class LostProcess(StepladderError):
     """Another process of the launch has ended."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            f"another process of this launch was killed, so process {rank()} of {world_size()} ends too. The same "
-            "command resumes"
-        )
+    def __init__(self, reason: str = "another process of this launch was killed") -> None:
+        super().__init__(f"{reason}, so process {rank()} of {world_size()} ends too. The same command resumes")
 
 
 class MainProcessFailed(StepladderError):
@@ -40,7 +37,7 @@ def share_counter(counter: Counter) -> None:
     _counter = counter
 
 
-def prints(error: StepladderError) -> bool:
+def prints(error: Exception) -> bool:
     """Whether this process prints an error. Of several processes with the same error the first one does; that a process
     was lost is printed once, and only if no error was.
     """
@@ -70,7 +67,7 @@ def ended_by_launcher() -> Iterator[None]:
 
 
 def _lost(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    raise LostProcess
+    raise LostProcess("another process of this launch was killed, or the launch itself")
 
 
 def rank() -> int:

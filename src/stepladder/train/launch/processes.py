@@ -9,7 +9,7 @@ sample for hours. A process that ends closes its connections, so that the others
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -80,8 +80,9 @@ class Processes:
         try:
             yield
         except BaseException as error:
-            if self.is_main_process and self.num_processes > 1:
-                self.from_main(_message(error))
+            if self.is_main_process:
+                with suppress(launch.LostProcess):  # this error is the one to report
+                    self.from_main(_message(error))
             raise
         if self.is_main_process:
             self.from_main(None)

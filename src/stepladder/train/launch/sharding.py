@@ -53,6 +53,13 @@ def _check_deepspeed() -> None:
             "DeepSpeed is not installed: pip install deepspeed, or launch with recipes/launch/fsdp2.yaml, which shards "
             "weights, gradients and optimizer states too"
         )
+    if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3" and not _is_on(
+        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"
+    ):
+        raise StepladderError(
+            "zero3_save_16bit_model is not true, so that checkpoints have no whole model and no policy can be written: "
+            "set it to true in the accelerate config, as in recipes/launch/deepspeed-zero3.yaml"
+        )
 
 
 def load_whole_models() -> None:

@@ -6,7 +6,7 @@ what is to be done, runs the stages that do not train, and writes the records.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -45,7 +45,8 @@ class Team:
             yield
         except BaseException as error:
             if not self.is_together:  # otherwise they notice that this process ends
-                self.processes.from_main(_End(str(error) or type(error).__name__))
+                with suppress(launch.LostProcess):  # this error is the one to report
+                    self.processes.from_main(_End(str(error) or type(error).__name__))
             raise
         self.processes.from_main(_End())
 

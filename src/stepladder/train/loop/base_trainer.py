@@ -158,8 +158,8 @@ class BaseTrainer(Trainer):
         loss = self.accumulate(
             inputs, lambda microbatch: self.summed_loss(model, microbatch) / num_items_in_batch * factor
         )
-        if inputs[IS_FILLER]:
-            self.batch_metrics = before
+        if inputs[IS_FILLER]:  # the same names as in the other processes, which gather them together
+            self.batch_metrics = Counter({name: before[name] for name in self.batch_metrics})
         return loss
 
     def accumulate(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:

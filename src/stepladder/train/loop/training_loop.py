@@ -176,6 +176,7 @@ def _arguments(config: TrainingConfig, compute: Compute) -> dict[str, Any]:
         "report_to": "none",
         "disable_tqdm": True,
         "log_level": "error",
+        "log_level_replica": "error",  # of the other processes
     }
 
 
