@@ -86,7 +86,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float], *, seed: int = 0) 
     return Comparison(len(differences), _bootstrap(differences, seed), _sign_flip(differences[differences != 0], seed))
 
 
-def pooled_share(wins: Sequence[int], tries: Sequence[int], *, seed: int = 0) -> Interval | None:
+def pooled_share(wins: Sequence[float], tries: Sequence[int], *, seed: int = 0) -> Interval | None:
     """The share of wins among all tries, with an interval that resamples groups of tries, such as questions.
 
     `wins[i]` of `tries[i]` belong to one group. None if there are no tries.

@@ -2,8 +2,8 @@
 
 In: gold trajectories and an index. Out: trajectories with one mistake, in the agent's own format. No generation needed:
 
-    misread        an extraction is replaced by something else in the passage, or by a name copied with errors; the next
-                   query then asks about that
+    misread        an extraction is replaced by something else in the passage, or by a name copied with errors; the rest
+                   follows from it: later queries ask about that, and the answer is wrong
     detour         a search that the question does not need; the episode then continues as before
     repeat         an earlier search with its extraction, once more
     early_answer   the answer before everything was found
@@ -55,6 +55,14 @@ def garble(text: str, other: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
+def _replaced(text: str, believed: dict[str, str]) -> str:
+    """A text with what is believed in place of what is right; each place is replaced once."""
+    rights = sorted((each for each in believed if each), key=len, reverse=True)
+    if not rights:
+        return text
+    return re.sub("|".join(map(re.escape, rights)), lambda match: believed[match[0]], text)
+
+
 class Corruptor:
     """Makes mistakes in the gold trajectories of one agent."""
 
@@ -77,22 +85,50 @@ class Corruptor:
         return [rebuild_trajectory(self.agent, gold, turns) for turns in made if turns]
 
     def misread(self, gold: Trajectory) -> list[Turn] | None:
-        """A wrong extraction, up to the search that follows from it."""
+        """A wrong extraction, and what follows from it."""
         turns = turns_of(gold.steps)
         index = self._random_index(turns, _EXTRACTIONS)
         if index is None:
             return None
         action, found = turns[index]
-        passages = turns[index - 1][1]
         right = self._answer_in(action, gold.question)
-        wrong = self._confused(right, passages)
+        wrong = self._confused(right, turns[index - 1][1])
         changed = replace(action, content=action.content.replace(right, wrong))
-        then = turns[index + 1 : index + 2]
-        if then and then[0][0].kind is ActionKind.QUERY:
-            then = [self._search(replace(then[0][0], content=then[0][0].content.replace(right, wrong)))]
-        elif then:
-            then = [(replace(then[0][0], content=wrong), ())]
-        return [*turns[:index], (changed, found), *then]
+        return [*turns[:index], (changed, found), *self._follow(gold.question, turns[index + 1 :], {right: wrong})]
+
+    def _follow(self, question: Question, turns: Sequence[Turn], believed: dict[str, str]) -> list[Turn]:
+        """The turns of a policy that believes something wrong, and makes no other mistake.
+
+        `believed`: wrong answers to sub-questions by the right ones. A query about a wrong name is searched, and some
+        name that it finds is taken for the answer. Where the final answer would depend on a comparison of things that
+        nobody knows, the turns end before it.
+        """
+        found: list[Turn] = []
+        passages: tuple[Passage, ...] = ()
+        astray = False
+        for action, results in turns:
+            content = _replaced(action.content, believed)
+            changed = replace(action, content=content, thought=_replaced(action.thought, believed))
+            if action.kind is ActionKind.QUERY:
+                astray = content != action.content
+                found.append(self._search(changed) if astray else (changed, results))
+                passages = found[-1][1]
+            elif action.kind in _EXTRACTIONS:
+                if astray:
+                    right = self._answer_in(action, question)
+                    believed = {**believed, right: self._confused(right, passages, read=True)}
+                    changed = replace(changed, content=_replaced(action.content, believed))
+                found.append((changed, ()))
+            else:
+                answer = self._follow_to_answer(action.content, believed)
+                return found if answer is None else [*found, (replace(changed, content=answer), ())]
+        return found
+
+    def _follow_to_answer(self, right: str, believed: dict[str, str]) -> str | None:
+        """The answer of a policy that believes something wrong; None if that cannot be known."""
+        swapped = {"yes": "no", "no": "yes"}.get(right.lower())
+        same = (wrong for each, wrong in believed.items() if normalize(each) == normalize(right))
+        return next(same, swapped)
 
     def detour(self, gold: Trajectory) -> list[Turn] | None:
         """An unneeded search before a needed one or before the answer."""
@@ -171,10 +207,10 @@ class Corruptor:
         template = self.rng.choice(own if own and chance < 0.55 else self.templates)
         return fill_references(template, dict.fromkeys(references(template), about))
 
-    def _confused(self, right: str, passages: Sequence[Passage]) -> str:
-        """Something else in a passage, or the right name copied with an error."""
+    def _confused(self, right: str, passages: Sequence[Passage], *, read: bool = False) -> str:
+        """Something else in a passage, or the right name copied with an error. `read`: the former, if there is any."""
         for _ in range(10):
-            other = self._random_name(passages) if self.rng.random() < 0.5 else ""
+            other = self._random_name(passages) if read or self.rng.random() < 0.5 else ""
             wrong = other or garble(right, self.rng.choice(self.names), self.rng)
             if normalize(wrong) and normalize(wrong) != normalize(right):
                 return wrong
@@ -187,6 +223,7 @@ class Corruptor:
         return self.rng.choice([passage.title, *(match[0] for match in _NAMES_AND_NUMBERS.finditer(passage.text))])
 
     def _answer_in(self, action: Action, question: Question) -> str:
-        """The content of an extraction: the whole sub-answer, or the answer that evidence contains."""
-        answers = [hop.answer for hop in question.hops if hop.answer and hop.answer in action.content]
-        return max(answers, key=len, default=action.content)
+        """The content of an extraction: the whole sub-answer, or the answer that evidence ends with."""
+        text = action.content
+        answers = [hop.answer for hop in question.hops if hop.answer and hop.answer in text]
+        return max(answers, key=lambda each: (text.rfind(each) + len(each), len(each)), default=text)

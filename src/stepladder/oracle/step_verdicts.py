@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepladder.core.step_scorer import Derived as Derived
+from stepladder.core.trace import ActionKind
 
 
 class Fault(StrEnum):
@@ -59,3 +60,16 @@ def verdict_value(verdict: Verdict | None, derived: Derived = "unjudged") -> flo
     if verdict is None or (verdict.derived and derived == "unjudged"):
         return None
     return float(verdict.good or (verdict.derived and derived == "good"))
+
+
+def reward_target(verdict: Verdict | None, kind: ActionKind, derived: Derived = "unjudged") -> float | None:
+    """What a reward model should predict for a step: its verdict; and of a wrong answer that it is faulty.
+
+    A step that follows from an error is not to blame, so it has no label by default. The score of a final answer,
+    however, is used to choose between episodes: it has to say whether the answer is right.
+
+    >>> follows = Verdict(Fault.DERIVED)
+    >>> reward_target(follows, ActionKind.QUERY), reward_target(follows, ActionKind.ANSWER)
+    (None, 0.0)
+    """
+    return verdict_value(verdict, "faulty" if kind is ActionKind.ANSWER else derived)

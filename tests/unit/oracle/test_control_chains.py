@@ -202,3 +202,13 @@ def test_a_reward_model_learns_from_chains_what_the_gold_judge_says(name: str) -
     assert [value for example in examples for value in example.values] == verdicts
     assert 0.0 in verdicts
     assert 1.0 in verdicts
+
+
+def test_answers_of_chains_may_be_masked() -> None:
+    agent = make_agent("prorag-brief")
+    builder = PRMInputBuilder(Encoding(tiny_tokenizer()), 4096, tiny_tokenizer().pad_token_id)
+    chains = list(control_variants(agent, play(agent), random.Random(0)).values())
+    steps = [len(example.values) for example in from_chains(chains, builder)]
+    masked = [len(example.values) for example in from_chains(chains, builder, answers=False)]
+    answered = [each for each in steps if each > 1]  # one chain is an answer alone
+    assert masked == [each - 1 for each in answered]

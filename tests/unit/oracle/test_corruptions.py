@@ -12,6 +12,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.oracle.control_chains import gold_chains, rebuild_trajectory
 from stepladder.oracle.corruptions import Corruptor, garble
 from stepladder.oracle.step_judge import judge
+from stepladder.oracle.step_verdicts import Fault, Verdict, reward_target
 from stepladder.retrieval.index.bm25 import BM25Index
 from tests.support.atlas import cached_atlas
 from tests.support.samples import QUESTION, WordRetriever
@@ -76,6 +77,25 @@ def test_a_changed_search_is_made_anew() -> None:
         for step in chain.steps:
             if step.action.kind is ActionKind.QUERY:
                 assert step.passages == index.search([step.action.content], 1)[0]
+
+
+@pytest.mark.parametrize("agent", ["prorag-brief", "reasonrag-brief"])
+def test_a_misread_text_never_leads_to_the_right_answer(agent: str) -> None:
+    chains = corrupted(agent, "misread")
+    ended = [chain for chain in chains if chain.answer is not None]
+    assert len(ended) > 0.6 * len(chains)  # the others compare what nobody knows
+    right = [chain for chain in ended if chain.answer in chain.question.answers]
+    assert len(right) < 0.05 * len(ended)  # unless a false start and a mistake cancel out
+    queries = [step for chain in ended for step in chain.steps if step.action.kind is ActionKind.QUERY]
+    assert len(queries) > 2 * len(ended)  # they go on to the end
+
+
+def test_wrong_answers_are_faulty_for_a_reward_model_whatever_they_follow_from() -> None:
+    follows = Verdict(Fault.DERIVED)
+    assert reward_target(follows, ActionKind.ANSWER) == reward_target(follows, ActionKind.ANSWER, "good") == 0.0
+    assert reward_target(follows, ActionKind.SUB_ANSWER) is None
+    assert reward_target(follows, ActionKind.SUB_ANSWER, "good") == 1.0
+    assert reward_target(None, ActionKind.ANSWER) is None
 
 
 def test_a_chain_that_is_cut_off_has_not_ended() -> None:

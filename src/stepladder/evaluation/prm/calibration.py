@@ -16,7 +16,7 @@ from stepladder.core.trace import Trajectory
 from stepladder.evaluation.prm.ranking import as_probabilities, auc, auc_interval, brier, calibration_error, platt
 from stepladder.evaluation.statistics import pooled_share
 from stepladder.oracle.step_judge import judge
-from stepladder.oracle.step_verdicts import Derived, verdict_value
+from stepladder.oracle.step_verdicts import Derived, reward_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,31 @@ class GradedStep:
     score: float
     good: bool
     fault: str
+    #: The number of the step in its episode, from 0.
+    place: int = 0
+    #: Whether an earlier step of the episode is faulty.
+    after_fault: bool = False
 
 
 def graded_steps(
     trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]], derived: Derived = "unjudged"
 ) -> list[GradedStep]:
-    """All steps that the gold judge judges. `derived`: how steps count that follow from an earlier error."""
-    return [
-        GradedStep(trajectory.question.id, step.action.kind.value, score, value == 1, verdict.fault or "")
-        for trajectory, found in zip(trajectories, scores, strict=True)
-        for step, verdict, score in zip(trajectory.steps, judge(trajectory), found, strict=True)
-        if verdict is not None and (value := verdict_value(verdict, derived)) is not None
-    ]
+    """All steps that the gold judge judges.
+
+    `derived`: how steps count that follow from an earlier error. A final answer that is wrong is faulty.
+    """
+    graded = []
+    for trajectory, found in zip(trajectories, scores, strict=True):
+        after_fault = False
+        for place, (step, verdict, score) in enumerate(zip(trajectory.steps, judge(trajectory), found, strict=True)):
+            kind, value = step.action.kind, reward_target(verdict, step.action.kind, derived)
+            if verdict is not None and value is not None:
+                fault = verdict.fault or ""
+                graded.append(
+                    GradedStep(trajectory.question.id, kind.value, score, value == 1, fault, place, after_fault)
+                )
+            after_fault = after_fault or (verdict is not None and verdict.faulty)
+    return graded
 
 
 def gold_agreement(steps: Sequence[GradedStep]) -> dict[str, Any]:

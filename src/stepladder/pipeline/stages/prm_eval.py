@@ -3,7 +3,8 @@
 In: a policy, a reward model, optionally held-out pairs to rank and trees to score. Out: the sampled episodes in
 `episodes/`, and `examination/`:
 
-    summary.json        AUC against the gold judge, accuracy on held-out pairs, calibration, control chains
+    summary.json        AUC against the gold judge, also of steps at one place and of answers; F1 of the episodes that
+                        the scores choose; accuracy on held-out pairs, calibration, control chains
     steps.jsonl         one row per step: its score and the verdict of the gold judge
     chains.svg          distribution of scores of gold, shuffled, truncated and answer-first chains, if questions have a
                         gold decomposition
@@ -34,6 +35,7 @@ from stepladder.evaluation.prm.calibration import (
     pair_accuracy,
 )
 from stepladder.evaluation.prm.plots import distributions_svg, reliability_svg
+from stepladder.evaluation.prm.selection import selection_report
 from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episodes
@@ -92,10 +94,12 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
     )
     control = control_chains(context.agent, questions, context.retriever, context.episode(), seed=task.seed)
     with step_scores(context, prm, task.inputs[REWARD]) as score:
-        steps = graded_steps(episodes, score(episodes), settings.derived)
+        scores = score(episodes)
+        steps = graded_steps(episodes, scores, settings.derived)
         # A chain is as good as its worst step.
         lowest = {name: [min(scores) for scores in score(each)] for name, each in control.items()}
-        return _examine(settings, task, prm, score, steps, lowest, len(questions))
+        selection = selection_report(steps, episodes, scores)
+        return _examine(settings, task, prm, score, steps, selection, lowest, len(questions))
 
 
 def _examine(
@@ -104,6 +108,7 @@ def _examine(
     prm: "ProcessRewardModel",
     score: StepScores,
     steps: Sequence[GradedStep],
+    selection: Mapping[str, Any],
     lowest: Mapping[str, Sequence[float]],
     questions: int,
 ) -> StageResult:
@@ -116,6 +121,7 @@ def _examine(
     calibration, predictions = calibration_report(steps)
     summary: dict[str, Any] = {
         **gold_agreement(steps),
+        **selection,
         "pair_accuracy": _on_pairs(prm, task.inputs[PAIRS]) if settings.held_out_pairs else None,
         "calibration": calibration,
         "chains": chain_metrics(lowest) if lowest["gold"] else {},
@@ -184,6 +190,12 @@ def summarize(numbers: Numbers) -> StageSummary:
             f"{kind} {share(each.get('auc'))} (faulty {each.get('faulty', 0):,} of {each.get('steps', 0):,})"
             for kind, each in numbers.get("by_kind", {}).items()
         ),
+        "of steps at one place": ", ".join(
+            f"{kind} {share(each)} ({each['pairs']:,} pairs)"
+            for kind, each in numbers.get("peers", {}).items()
+            if each is not None
+        ),
+        **_summarize_answers(numbers.get("answers") or {}, numbers.get("best_of") or {}),
         "faults detected at 0": ", ".join(
             f"{fault} {each.get('below_0', 0):.0%} of {each.get('steps', 0):,}"
             for fault, each in numbers.get("faults", {}).items()
@@ -202,6 +214,25 @@ def summarize(numbers: Numbers) -> StageSummary:
     return f"AUC {share(numbers.get('auc'))} against the gold judge, {steps}", lines
 
 
+def _summarize_answers(answers: Numbers, best_of: Numbers) -> dict[str, str]:
+    """The AUC of final answers, and what is gained by choosing between episodes."""
+    found = {}
+    if answers.get("auc") is not None:
+        good = {
+            when: "-" if (part := answers[f"{when}_fault"])["good"] is None else f"{part['good']:.0%}"
+            for when in ("before", "after")
+        }
+        found["final answers"] = (
+            f"{share(answers['auc'])}; by the difficulty of the question alone {share(answers['difficulty'])}; good "
+            f"{good['before']} without an earlier fault, {good['after']} after one"
+        )
+    if best_of:
+        names = {"random": "at random", "last": "by the last step", "least": "by the lowest", "mean": "by the mean"}
+        chosen = [f"{share(best_of[name])} {label}" for name, label in {**names, "oracle": "at best"}.items()]
+        found[f"F1 of one of {best_of['episodes']} episodes"] = ", ".join(chosen)
+    return found
+
+
 STAGE = StageSpec(
     PRMEvalConfig,
     run_prm_eval,
@@ -211,6 +242,6 @@ STAGE = StageSpec(
     check=check_prm_eval,
     accepts_server=True,
     persistent_files=POLICY_FILES,
-    version=2,  # the gold judge no longer counts a bad query against the answer to it
+    version=3,  # wrong answers are faulty, also if they follow from an earlier error
     summarize=summarize,
 )

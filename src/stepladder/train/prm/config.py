@@ -47,7 +47,8 @@ class PRMConfig(TrainingConfig):
     margin: NonNegativeFloat = 0.0
     #: Pairs: weight of the loss that centers the scores of a pair at 0, so that a threshold of 0 is meaningful.
     center_rewards_coefficient: NonNegativeFloat = 0.01
-    #: Verdicts: how a step counts that follows from an earlier error: not at all (unjudged), as good, or as faulty.
+    #: Verdicts: how a step counts that follows from an earlier error: not at all (unjudged), as good, or as faulty. A
+    #: wrong final answer is always faulty.
     derived: Derived = "unjudged"
     #: Verdicts: train questions whose gold trajectories, intact and corrupted, are added to the data. They need no
     #: generation, and cover mistakes that the policy does not make, such as an answer before any search.
@@ -55,6 +56,9 @@ class PRMConfig(TrainingConfig):
     #: Verdicts: further corrupted copies of each gold trajectory, each with one mistake: a truncated name, an unrelated
     #: query, a premature answer.
     corruptions: NonNegativeInt = 0
+    #: Verdicts: whether the final answers of these trajectories are labelled. Without, the model learns about answers
+    #: from the policy's own trees and episodes alone.
+    chain_answers: bool = True
     #: Verdicts: train questions on which the policy runs `num_generations` episodes each at this temperature. Every
     #: step of them is judged and added to the data: trees hold many first steps, and few later ones.
     episodes: NonNegativeInt = 0
@@ -81,6 +85,8 @@ class PRMConfig(TrainingConfig):
             extra = [name for name in ("chains", "corruptions", "episodes") if getattr(self, name)]
             found = dict.fromkeys(extra, f"with objective: {self.objective} (verdicts label them)")
             found["derived"] = f"with objective: {self.objective} (it is a kind of verdict)"
+        elif not self.chains and not self.chain_answers:
+            found["chain_answers"] = "with chains: 0 (it is about their answers)"
         elif self.corruptions and not self.chains:
             found["corruptions"] = "with chains: 0 (it is the number of corrupted copies of each gold trajectory)"
         if self.objective == "pairs":
@@ -96,4 +102,5 @@ class PRMConfig(TrainingConfig):
         """The settings of sampled episodes, if there are none."""
         unused = frozenset() if self.episodes else frozenset({"episodes", "num_generations", "temperature"})
         unused |= {"derived"} if self.derived == "unjudged" else frozenset()
+        unused |= {"chain_answers"} if self.chain_answers else frozenset()
         return super().inert() | unused | {"reencode"}  # which allows, and changes nothing

@@ -10,11 +10,11 @@ from typing import Any, TypedDict
 
 import torch
 
-from stepladder.core.trace import Pair, Side, Trajectory, Tree
+from stepladder.core.trace import ActionKind, Pair, Side, Trajectory, Tree
 from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
 from stepladder.judges.prm.reward_model import collate_inputs
 from stepladder.oracle.step_judge import judge, judge_tree
-from stepladder.oracle.step_verdicts import Derived, verdict_value
+from stepladder.oracle.step_verdicts import Derived, reward_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,19 @@ def from_trees(
 
 
 def from_chains(
-    chains: Iterable[Trajectory], builder: PRMInputBuilder, derived: Derived = "unjudged"
+    chains: Iterable[Trajectory], builder: PRMInputBuilder, derived: Derived = "unjudged", *, answers: bool = True
 ) -> Iterator[PRMExample]:
-    """One example per context of a trajectory, with the gold judge's verdicts of its steps."""
+    """One example per context of a trajectory, with the gold judge's verdicts of its steps.
+
+    `answers`: whether final answers have a value.
+    """
     for chain in chains:
-        known = [verdict_value(verdict, derived) for verdict in judge(chain)]
+        known = [
+            reward_target(verdict, step.action.kind, derived)
+            if answers or step.action.kind is not ActionKind.ANSWER
+            else None
+            for step, verdict in zip(chain.steps, judge(chain), strict=True)
+        ]
         for each in builder.trajectory(chain):
             if example := _valued(chain.question.id, [each], known):
                 yield example
@@ -119,8 +127,11 @@ def outcomes(tree: Tree) -> list[float | None]:
 
 
 def gold_verdicts(tree: Tree, derived: Derived = "unjudged") -> list[float | None]:
-    """The gold judge's verdict of every step it can judge."""
-    return [verdict_value(verdict, derived) for verdict in judge_tree(tree)]
+    """The gold judge's verdict of every step it can judge; wrong answers are faulty."""
+    return [
+        None if node.step is None else reward_target(verdict, node.step.action.kind, derived)
+        for node, verdict in zip(tree.nodes, judge_tree(tree), strict=True)
+    ]
 
 
 def _valued(question_id: str, inputs: Iterable[PRMInput], known: Sequence[float | None]) -> PRMExample | None:

@@ -110,7 +110,8 @@ def tree_examples(
             failed = len(questions.sampled) * config.num_generations - len(episodes)
             counts = {"episodes": len(episodes), "broken": failed, "tokens_sampled": written}
         if questions.gold:
-            train += from_chains(_gold_and_corrupted(config, context, questions.gold), builder, config.derived)
+            chains = _gold_and_corrupted(config, context, questions.gold)
+            train += from_chains(chains, builder, config.derived, answers=config.chain_answers)
         if not train:
             raise StepladderError(
                 f"no step of the trees has a value for the objective '{config.objective}'. Verdicts need questions "

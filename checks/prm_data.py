@@ -1,0 +1,178 @@
+"""What a process reward model learns from which data: nano on Atlas, several seeds, one change at a time.
+
+    python checks/prm_data.py --out DIR [--seeds 0 1 2] [--before OTHER/src] [--variant chains ...]
+
+For every seed, the stages sft, explore and pairs of the recipe prorag-nano are run once. Then a reward model is trained
+for each variant, and all of them score the same episodes: 8 at temperature 1 of each of 60 dev questions. Printed are
+AUCs against the gold judge and the F1 of the episode with the best score, as means over seeds with 95% intervals.
+
+Everything is kept in DIR: the same command resumes. `--before` trains the first variant with other code.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from scipy import stats
+
+from stepladder.core.answer_metrics import score_question
+from stepladder.core.trace import Trajectory
+from stepladder.data.sampling import sample_questions
+from stepladder.driver import Driver
+from stepladder.evaluation.prm.calibration import gold_agreement, graded_steps
+from stepladder.evaluation.prm.selection import selection_report
+from stepladder.judges.prm.reward_model import ProcessRewardModel
+from stepladder.pipeline.recipe import load_recipe
+from stepladder.pipeline.resources import RunContext
+from stepladder.train.transcripts.sampled_episodes import sample_episodes
+
+QUESTIONS, EPISODES = 60, 8
+#: Overrides of the stage prm.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "before": {},
+    "chains": {},
+    "chains, answers masked": {"chain_answers": False},
+    "chains, episodes": {"episodes": 80},
+    "chains, answers masked, episodes": {"chain_answers": False, "episodes": 80},
+    "chains, many episodes": {"episodes": 160, "num_generations": 4, "num_train_epochs": 2},
+}
+#: Settings that other code may not know.
+NEW = ("chain_answers",)
+#: Columns: title, and where to find it in a result.
+COLUMNS = {
+    "AUC": ("auc", "mean"),
+    "answers": ("answers", "auc", "mean"),
+    "difficulty": ("answers", "difficulty", "mean"),
+    "peers": ("peers", "all", "mean"),
+    "greedy F1": ("greedy",),
+    "random": ("best_of", "random", "mean"),
+    "last": ("best_of", "last", "mean"),
+    "least": ("best_of", "least", "mean"),
+    "mean": ("best_of", "mean", "mean"),
+    "oracle": ("best_of", "oracle", "mean"),
+}
+
+
+def write_recipe(path: Path, seed: int, changes: dict[str, Any] | None) -> Path:
+    """The recipe up to the pairs, or with `changes` up to the reward model."""
+    plain = load_recipe("prorag-nano", [f"seed={seed}"]).plain()
+    names = ("sft", "explore", "pairs") if changes is None else ("sft", "explore", "pairs", "prm")
+    plain["stages"] = {name: plain["stages"][name] for name in names}
+    if changes is not None:
+        settings = plain["stages"]["prm"] | changes
+        plain["stages"]["prm"] = {name: each for name, each in settings.items() if each is not None or name not in NEW}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def run(recipe: Path, folder: Path, source: Path | None = None) -> None:
+    """Run all stages in a process of their own, with the code of `source`."""
+    environment = dict(os.environ)
+    if source is not None:
+        environment["PYTHONPATH"] = str(source.absolute())
+    words = [sys.executable, "-m", "stepladder", "run", str(recipe), "--out", str(folder)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{folder}: {done.stderr[-2000:] or done.stdout[-2000:]}")
+
+
+def sample(recipe: Path, policy: Path, folder: Path) -> tuple[list[Trajectory], float]:
+    """The sampled episodes of the dev questions, and the F1 of greedy ones."""
+    loaded = load_recipe(str(recipe))
+    context, seed = RunContext(loaded.shared), loaded.seed
+    questions, config = sample_questions(context.split("dev"), QUESTIONS, seed), context.episode()
+    with context.engine(str(policy)) as engine:
+        greedy = sample_episodes(
+            folder / "greedy",
+            Driver(engine, context.retriever),
+            context.agent,
+            questions,
+            replace(config, sampling=replace(config.sampling, temperature=0.0)),
+            num_generations=1,
+            seed=seed,
+        )
+        sampled = sample_episodes(
+            folder / "sampled",
+            Driver(engine, context.retriever),
+            context.agent,
+            questions,
+            replace(config, sampling=replace(config.sampling, temperature=1.0)),
+            num_generations=EPISODES,
+            seed=seed,
+        )
+    f1 = [score_question(each.answer, each.question).f1 for each in greedy]
+    return sampled, float(np.mean(f1))
+
+
+def examine(reward: Path, episodes: Sequence[Trajectory]) -> dict[str, Any]:
+    """The numbers of a reward model on these episodes."""
+    scores = ProcessRewardModel.load(str(reward), dtype="fp32").score_logits(episodes)
+    steps = graded_steps(episodes, scores)
+    return {**gold_agreement(steps), **selection_report(steps, episodes, scores)}
+
+
+def of_seed(seed: int, variants: Sequence[str], chosen: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The results of all variants, by name."""
+    folder = chosen.out / f"seed-{seed}"
+    base = folder / "base"
+    recipe = write_recipe(folder / "base.yaml", seed, None)
+    run(recipe, base)
+    episodes, greedy = sample(recipe, base / "sft" / "policy", folder)
+    found = {}
+    for number, name in enumerate(variants):
+        result = folder / f"{name}.json"
+        if not result.exists():
+            trained = folder / f"variant-{name.replace(', ', '-').replace(' ', '-')}"
+            if name != "before" and not trained.exists():
+                shutil.copytree(base, trained)
+            changes = VARIANTS[name] if name != "before" else dict.fromkeys(NEW)
+            run(
+                write_recipe(trained.with_suffix(".yaml"), seed, changes),
+                trained,
+                chosen.before if name == "before" else None,
+            )
+            numbers = examine(trained / "prm" / "reward", episodes) | {"greedy": greedy}
+            result.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+        found[name] = json.loads(result.read_text())
+        print(f"seed {seed}, {name} ({number + 1} of {len(variants)}): {row_of([found[name]])}", flush=True)
+    return found
+
+
+def row_of(results: Sequence[dict[str, Any]]) -> str:
+    """Means over seeds, with intervals from two seeds on."""
+    cells = []
+    for title, path in COLUMNS.items():
+        values = [float(reduce(lambda part, key: part[key], path, each)) for each in results]  # type: ignore[arg-type]
+        mean = float(np.mean(values))
+        half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5 if values[1:] else 0.0
+        cells.append(f"{title} {mean:.3f}" + (f" +-{half:.3f}" if values[1:] else ""))
+    return ", ".join(cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--before", type=Path, help="the src folder of other code, for the variant 'before'")
+    parser.add_argument("--variant", action="append", choices=list(VARIANTS), help="default: all")
+    chosen = parser.parse_args()
+    names = [name for name in chosen.variant or VARIANTS if name != "before" or chosen.before is not None]
+    by_seed = [of_seed(seed, names, chosen) for seed in chosen.seeds]
+    print(f"\n{len(by_seed)} seeds")
+    for name in names:
+        print(f"{name:34} {row_of([each[name] for each in by_seed])}")
+
+
+if __name__ == "__main__":
+    main()
