@@ -93,24 +93,15 @@ def sample(recipe: Path, policy: Path, folder: Path) -> tuple[list[Trajectory], 
     context, seed = RunContext(loaded.shared), loaded.seed
     questions, config = sample_questions(context.split("dev"), QUESTIONS, seed), context.episode()
     with context.engine(str(policy)) as engine:
-        greedy = sample_episodes(
-            folder / "greedy",
-            Driver(engine, context.retriever),
-            context.agent,
-            questions,
-            replace(config, sampling=replace(config.sampling, temperature=0.0)),
-            num_generations=1,
-            seed=seed,
-        )
-        sampled = sample_episodes(
-            folder / "sampled",
-            Driver(engine, context.retriever),
-            context.agent,
-            questions,
-            replace(config, sampling=replace(config.sampling, temperature=1.0)),
-            num_generations=EPISODES,
-            seed=seed,
-        )
+
+        def of(name: str, temperature: float, count: int) -> list[Trajectory]:
+            settings = replace(config, sampling=replace(config.sampling, temperature=temperature))
+            driver = Driver(engine, context.retriever)
+            return sample_episodes(
+                folder / name, driver, context.agent, questions, settings, num_generations=count, seed=seed
+            )
+
+        greedy, sampled = of("greedy", 0.0, 1), of("sampled", 1.0, EPISODES)
     f1 = [score_question(each.answer, each.question).f1 for each in greedy]
     return sampled, float(np.mean(f1))
 
