@@ -28,18 +28,32 @@ from typing import Any
 PARTS = ("sync", "rollout", "scoring", "update")
 
 
+def read_recipe(file: Path) -> Any:
+    """The recipe of a run, without the settings that this code does not have: it may be older than the run."""
+    from stepladder.pipeline.recipe import Recipe, read_yaml
+    from stepladder.pipeline.stages import get_stage
+
+    data = read_yaml(file)
+    for name, stage in data["stages"].items():
+        spec = get_stage(stage["kind"])
+        known = {"kind", *spec.inputs, *spec.config.model_fields}
+        if unknown := sorted(stage.keys() - known):
+            print(f"{name}: this code has no {', '.join(unknown)}", file=sys.stderr)
+        data["stages"][name] = {key: value for key, value in stage.items() if key in known}
+    return Recipe.read(data, str(file))
+
+
 def measure(chosen: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     """Some updates with one engine, in this process. A row for each."""
     import torch
 
-    from stepladder.pipeline.recipe import load_recipe
     from stepladder.pipeline.resources import RunContext
     from stepladder.train.grpo.config import GRPOConfig
     from stepladder.train.grpo.trainer import train_grpo
     from stepladder.train.loop import policy_session
     from stepladder.train.loop.context import TrainingContext
 
-    recipe = load_recipe(str(chosen.run / "recipe.yaml"))
+    recipe = read_recipe(chosen.run / "recipe.yaml")
     context = RunContext(recipe.shared)
     (stage,) = (stage for stage in recipe.stages if stage.kind == "grpo")
     settings: Any = stage.settings
