@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -106,10 +107,13 @@ def measure(chosen: argparse.Namespace, model: str, backend: str) -> None:
         if way not in ways:
             ways[way] = makers[way]()
             rate(ways[way], warm_up(vocabulary, way, count))
-        found = rate(ways[way], transcripts(vocabulary, count), 1 if way == "generate" else chosen.rounds)
-        state["cells"][name_of(model, way, count)] = round(found)
+        found: int | None = None
+        with suppress(torch.OutOfMemoryError):
+            found = round(rate(ways[way], transcripts(vocabulary, count), 1 if way == "generate" else chosen.rounds))
+        state["cells"][name_of(model, way, count)] = found
         keep(chosen.out, state)
-        print(f"{model:16}{WAYS[way]:26}{count:>8,}{found:>12,.0f} tokens/s", flush=True)
+        said = "out of memory" if found is None else f"{found:,} tokens/s"
+        print(f"{model:16}{WAYS[way]:26}{count:>8,}{said:>21}", flush=True)
 
 
 def warm_up(vocabulary: int, way: str, count: int) -> list[Transcript]:

@@ -193,13 +193,13 @@ def test_vllm_takes_the_weights_of_a_trainer(real: tuple[VLLMEngine, Transformer
 
 
 def test_a_closed_engine_gives_its_memory_back() -> None:
-    """To a training, or to another vLLM in the same process."""
+    """To a training, or to another vLLM in the same process; which also captures CUDA graphs of its own."""
     program = """
 import os, sys, torch
 from stepladder.engines.vllm.engine import VLLMEngine
 from tests.support.vllm_requests import prompt, written
 held = []
-for _ in range(2):
+for _ in range(3):
     engine = VLLMEngine(sys.argv[1], gpu_memory_utilization=0.3, max_model_len=1024, max_batch=8)
     written(engine, prompt("Name a town."))
     engine.close()
@@ -213,9 +213,9 @@ print(*held)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     others = (torch.cuda.mem_get_info()[1] - before) / 1e9
-    first, second = (float(each) - others for each in done.stdout.split()[-2:])
+    first, *later = (float(each) - others for each in done.stdout.split()[-3:])
     assert first < 3, "CUDA itself, and kernels"
-    assert second < first + 0.5
+    assert max(later) < first + 0.5
 
 
 def _expect_alike(reply: Generation, expected: Segment) -> None:

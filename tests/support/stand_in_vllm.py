@@ -49,6 +49,12 @@ class LoRARequest(SimpleNamespace):
         super().__init__(lora_name=lora_name, lora_int_id=lora_int_id, lora_path=lora_path)
 
 
+class Platform:
+    """The GPU, with the memory pool that all vLLMs of a process capture their CUDA graphs into."""
+
+    _global_graph_pool: object | None = None
+
+
 #: The process groups that were ended.
 ended_groups: list[str] = []
 
@@ -65,6 +71,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         ".lora": SimpleNamespace(),
         ".lora.request": SimpleNamespace(LoRARequest=LoRARequest),
         ".distributed": SimpleNamespace(parallel_state=SimpleNamespace(**groups)),
+        ".platforms": SimpleNamespace(current_platform=Platform()),
     }
     for name, part in parts.items():
         monkeypatch.setitem(sys.modules, f"vllm{name}", part)

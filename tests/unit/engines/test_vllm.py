@@ -356,8 +356,10 @@ def test_adapters_are_changed_without_a_restart(tmp_path: Path, folder: Path, ac
 def test_a_closed_engine_leaves_nothing_behind(folder: Path, acting: None) -> None:
     engine = VLLMEngine(folder)
     held = weakref.ref(engine.llm)
+    stand_in_vllm.Platform._global_graph_pool = object()
     engine.close()
     assert held() is None
+    assert stand_in_vllm.Platform._global_graph_pool is None  # torch refuses to capture into it again
     # A training afterwards would otherwise join torch's process group.
     assert stand_in_vllm.ended_groups == ["destroy_model_parallel", "destroy_distributed_environment"]
 

@@ -245,6 +245,29 @@ def test_transcripts_and_rows_of_vllm_are_within_the_context_window() -> None:
         assert not any("vllm.max_model_len=4" in each.options for each in stage.advice)
 
 
+def test_vllm_takes_its_share_before_and_after_training_too() -> None:
+    """For the episodes of a reward model, and where policies are compared; not where a trainer generates by itself."""
+    plan = plan_of("prorag-qwen1.5b", "H200", "stages.prm.batch_size=4")
+    share = 0.85 * DEVICES["H200-141G"]["memory"] * GIB
+    for name, apart in (("sft", False), ("prm", True), ("rft", True)):
+        memory = stage_of(plan, name).memory
+        assert (memory.apart[1] > share) is apart
+        assert memory.expected >= memory.apart[1]
+    without = stage_of(plan_of("prorag-qwen1.5b", "H200", "stages.prm.episodes=0", "stages.prm.batch_size=4"), "prm")
+    assert without.memory.apart == (0.0, 0.0)
+    assert without.memory.expected < share
+    small = stage_of(plan_of("prorag-qwen1.5b", "H200", "vllm.gpu_memory_utilization=0.02"), "prm")
+    assert small.problem.startswith("vLLM's share of 0.02")
+
+
+def test_the_first_start_of_vllm_on_a_machine_is_counted_once() -> None:
+    plan = plan_of("prorag-qwen1.5b", "H200")
+    usual, first = (constants()["rates"]["H200-141G"][f"{each}start_seconds"]["vllm"] for each in ("", "first_"))
+    starts = [stage_of(plan, name).time.parts["start"] for name in ("eval-sft", "explore")]
+    assert starts[0] == pytest.approx(starts[1] + first)
+    assert starts[1] == pytest.approx(usual, abs=1.0)
+
+
 @pytest.mark.parametrize(
     ("recipe", "gpus", "chosen"), [("prorag-nano", "cpu", "transformers"), ("prorag-qwen1.5b", "H200", "vllm")]
 )

@@ -289,6 +289,7 @@ class VLLMEngine(InProcessEngine):
             shutdown()
         self.llm = self.sampled_tokens = None
         _leave_process_groups()
+        _drop_graph_pool()
         _free_cached_memory()
 
 
@@ -362,6 +363,15 @@ def _leave_process_groups() -> None:
     parallel_state.destroy_model_parallel()
     if launch.world_size() == 1:
         parallel_state.destroy_distributed_environment()
+
+
+def _drop_graph_pool() -> None:
+    """Let the next vLLM of this process make its own memory pool for CUDA graphs. vLLM keeps one for all, which torch
+    refuses to capture into once the graphs of the closed one are gone and some of its memory is not.
+    """
+    from vllm.platforms import current_platform  # type: ignore[import-not-found, unused-ignore]
+
+    type(current_platform)._global_graph_pool = None
 
 
 def _free_cached_memory() -> None:

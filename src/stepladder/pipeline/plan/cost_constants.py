@@ -58,8 +58,10 @@ class Rates:
     training: Points
     pass_layer_seconds: float
     update_seconds: float
-    #: To start an engine; to generate again after its cache was dropped; and once per run: imports, data, index.
+    #: To start an engine, and how much longer the first start on a new machine takes; to generate again after its cache
+    #: was dropped; and once per run: imports, data, index.
     start_seconds: Mapping[str, float]
+    first_start_seconds: Mapping[str, float]
     warm_seconds: float
     process_seconds: float
     #: Memory of a process beside its tensors; and what allocations take, relative to the tensors.
@@ -202,6 +204,7 @@ def _read(device: str, entry: Mapping[str, Any]) -> Rates:
         float(entry["training"].get("pass_layer_seconds", 0.0)),
         float(entry["training"]["update_seconds"]),
         {name: float(value) for name, value in entry["start_seconds"].items()},
+        {name: float(value) for name, value in entry.get("first_start_seconds", {}).items()},
         float(entry["warm_seconds"]),
         float(entry["process_seconds"]),
         float(entry["process_bytes"]),

@@ -6,7 +6,7 @@ fp32 weights under bf16 autocast, or frozen bf16 weights with LoRA; a bf16 copy 
 tokens, in dpo of all.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepladder.pipeline.plan.cost_constants import Rates
@@ -45,21 +45,26 @@ class StageMemory:
     generating: tuple[float, float] = (0.0, 0.0)
     #: vLLM's share of the device.
     vllm: float = 0.0
+    #: While the recipe's vLLM generates before or after training, alone: the least, and what is expected.
+    apart: tuple[float, float] = (0.0, 0.0)
     factor: float = 1.0
 
     @property
     def needed(self) -> float:
         """The least that works."""
-        return (sum(self.fixed.values()) + max(self.training[0], self.generating[0])) * self.factor + self.vllm
+        together = (sum(self.fixed.values()) + max(self.training[0], self.generating[0])) * self.factor + self.vllm
+        return max(together, self.apart[0])
 
     @property
     def expected(self) -> float:
         """The expected peak."""
-        return (sum(self.fixed.values()) + max(self.training[1], self.generating[1])) * self.factor + self.vllm
+        together = (sum(self.fixed.values()) + max(self.training[1], self.generating[1])) * self.factor + self.vllm
+        return max(together, self.apart[1])
 
     def parts(self) -> dict[str, float]:
-        """The expected peak, by part."""
+        """The expected peak, by part; and vLLM before or after training, at another time."""
         found = {**self.fixed, "activations": self.training[1], "generation": self.generating[1], "vLLM": self.vllm}
+        found["vLLM, apart from training"] = self.apart[1]
         return {name: value for name, value in found.items() if value}
 
 
@@ -116,6 +121,13 @@ def vllm_plan(shape: ModelShape, setup: Setup, shared: Any, settings: Any, *, tr
     return VLLMPlan(share, share * setup.cluster.memory, limit, needed)
 
 
+def vllm_apart(shape: ModelShape, work: StageWork, setup: Setup, shared: Any, settings: Any) -> VLLMPlan | None:
+    """The recipe's vLLM in a stage that trains: it makes episodes before, or compares policies afterwards."""
+    if all(each.by == "trainer" for each in work.generations):
+        return None
+    return vllm_plan(shape, setup, shared, settings, trains=False)
+
+
 def generation_memory(
     shape: ModelShape, work: StageWork, setup: Setup, shared: Any, settings: Any, *, copies: int = 1
 ) -> StageMemory:
@@ -163,6 +175,11 @@ def training_memory(
     _add_states(memory, shape, setup, settings, kind)
     used = sum(memory.fixed.values())
     vllm = vllm_plan(shape, setup, shared, settings, trains=True)
+    other = vllm_apart(shape, work, setup, shared, settings)
+    if other is not None and not setup.cluster.is_cpu:
+        work = replace(work, generations=tuple(each for each in work.generations if each.by == "trainer"))
+        process = setup.rates.process_bytes
+        memory.apart = process + other.needed, process + other.taken
     if vllm is not None and not setup.cluster.is_cpu:
         memory.vllm = vllm.taken
         used += vllm.taken

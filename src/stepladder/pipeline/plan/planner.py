@@ -12,7 +12,15 @@ from stepladder.core.errors import StepladderError
 from stepladder.pipeline.plan.cost_constants import Rates, constants, rates_of
 from stepladder.pipeline.plan.fitting import Advice, advise
 from stepladder.pipeline.plan.gpu_cluster import Cluster
-from stepladder.pipeline.plan.memory_model import Setup, StageMemory, generation_memory, training_memory, vllm_plan
+from stepladder.pipeline.plan.memory_model import (
+    Setup,
+    StageMemory,
+    VLLMPlan,
+    generation_memory,
+    training_memory,
+    vllm_apart,
+    vllm_plan,
+)
 from stepladder.pipeline.plan.model_shape import ModelShape, find_shape, is_local
 from stepladder.pipeline.plan.stage_work import StageWork, WorkModel
 from stepladder.pipeline.plan.time_model import StageTime, stage_time
@@ -161,7 +169,19 @@ def plan_recipe(
     planner = _Planner(recipe, cluster, shape, profile, rates, strategy)
     estimates = {stage.name: estimated.of(stage) for stage in recipe.stages} | dict(works or {})
     stages = [planner.plan(stage, estimates[stage.name]) for stage in recipe.stages]
+    _add_first_starts(stages, recipe, rates)
     return Plan(recipe.name, cluster, shape, profile, rates, strategy, tuple(stages))
+
+
+def _add_first_starts(stages: Sequence[StagePlan], recipe: Recipe, rates: Rates) -> None:
+    """The first start of an engine on a new machine reads its libraries and compiles kernels."""
+    started: set[str] = set()
+    for plan, stage in zip(stages, recipe.stages, strict=True):
+        for each in plan.work.generations:
+            name = getattr(stage.settings, "engine", "") if each.by == "trainer" else recipe.shared.engine
+            if name not in started:
+                plan.time.add("start", rates.first_start_seconds.get(name, 0.0), 0.0, 1.5)
+            started.add(name)
 
 
 def _engine(shared: SharedConfig, shape: ModelShape, cluster: Cluster) -> str:
@@ -279,13 +299,21 @@ class _Planner:
         on_workers = not trains and shared.ray is not None and (work.generations or work.scored)
         if on_workers and not shared.ray.gpus_per_worker and not setup.cluster.is_cpu:
             return "ray.gpus_per_worker is 0: workers would compute on the CPU"
-        vllm = vllm_plan(self.shape, setup, shared, settings, trains=trains)
-        if vllm is None or not work.generations:
+        if not work.generations:
             return ""
+        own = vllm_plan(self.shape, setup, shared, settings, trains=trains)
+        other = vllm_apart(self.shape, work, setup, shared, settings) if trains else None
+        if not trains or other is not None:
+            parallel = shared.vllm.tensor_parallel_size
+            if shared.engine == "vllm" and not setup.cluster.is_cpu and parallel > setup.cluster.count:
+                return f"vllm.tensor_parallel_size {parallel} needs as many GPUs"
+        problems = (self._vllm_problem(each, setup) for each in (own, other) if each is not None)
+        return next((each for each in problems if each), "")
+
+    def _vllm_problem(self, vllm: VLLMPlan, setup: Setup) -> str:
+        """What prevents this vLLM from running."""
         if setup.cluster.is_cpu:
             return "engine: vllm needs a GPU"
-        if not trains and shared.vllm.tensor_parallel_size > setup.cluster.count:
-            return f"vllm.tensor_parallel_size {shared.vllm.tensor_parallel_size} needs as many GPUs"
         if vllm.limit > self.shape.window > 0:
             return (
                 f"vLLM's limit of {vllm.limit:,} tokens is more than the context window of {self.shape.name}, "
