@@ -248,7 +248,7 @@ def test_transcripts_and_rows_of_vllm_are_within_the_context_window() -> None:
 def test_vllm_takes_its_share_before_and_after_training_too() -> None:
     """For the episodes of a reward model, and where policies are compared; not where a trainer generates by itself."""
     plan = plan_of("prorag-qwen1.5b", "H200", "stages.prm.batch_size=4")
-    share = 0.85 * DEVICES["H200-141G"]["memory"] * GIB
+    share = 0.85 * plan.cluster.memory
     for name, apart in (("sft", False), ("prm", True), ("rft", True)):
         memory = stage_of(plan, name).memory
         assert (memory.apart[1] > share) is apart
