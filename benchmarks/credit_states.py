@@ -105,9 +105,8 @@ def read(file: Path) -> list[dict[str, Any]]:
     """The lines of a file, plain or compressed; none if it is not there."""
     if not file.is_file():
         return []
-    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
-    with opened as lines:
-        return [json.loads(line) for line in lines]
+    text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def rounds(questions: Sequence[Question], done: set[str], size: int) -> Iterator[list[Question]]:
