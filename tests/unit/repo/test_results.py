@@ -49,8 +49,12 @@ def test_the_page_is_what_the_files_give(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_every_table_of_the_page_is_built() -> None:
+    """But for the first one, of prose: every answer there names its evidence."""
     prose = re.sub(r"<!-- table: .*?<!-- end of table -->", "", build.PAGE.read_text(), flags=re.DOTALL)
-    assert not [line for line in prose.splitlines() if line.startswith("|")]
+    header, _, *answers = [line for line in prose.splitlines() if line.startswith("|")]
+    assert header == "| question | answer | evidence |"
+    assert [line[:4].strip("| .") for line in answers] == [str(number) for number in range(1, 11)]
+    assert all("](" in line for line in answers)
 
 
 def numbers_in(value: object) -> Iterator[float]:
