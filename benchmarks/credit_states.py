@@ -1,12 +1,13 @@
-"""True advantages of actions: states of Atlas with four actions each, and 64 continuations of every action.
+"""True advantages of actions: states of Atlas with four actions each, and 96 continuations of every action.
 
     stepladder run prorag-nano --out runs/nano --only sft
     python benchmarks/credit_states.py --run runs/nano --out benchmarks/data/credit-states.jsonl.gz
 
 In: a run with a policy (stage `sft`) and dev questions of its data. Of each question the policy plays one episode. From
 a random state along it 32 steps are sampled; states with fewer than four different actions are passed over, and the
-next state of the episode is tried. Each of the four most frequent actions is then continued to the end 64 times, at the
-temperature of training, with everything else as in a rollout of GRPO.
+next state of the episode is tried. Each of the four most frequent actions is then continued to the end 96 times, at the
+temperature of training, with everything else as in a rollout of GRPO: 64 to know what the action is worth, 32 for
+estimators to guess it from.
 
 Out: one JSON line per state, of texts alone, from which `credit_estimators.py` plays the episodes again:
 
@@ -14,8 +15,8 @@ question  the id of the question
 prefix    the steps before the state
 actions   text, how many of the 32 samples had it, and for each continuation its steps and the F1 of its answer
 
-The value of an action is the mean F1 of its continuations, its advantage that value minus the mean of the four. Results
-are kept in OUT.parts as soon as a question is done; the same command goes on with the others.
+The value of an action is the mean F1 of its first 64 continuations; its advantage is that value minus the mean of all.
+Results are kept in OUT.parts as soon as a question is done; the same command goes on with the others.
 """
 
 import argparse
@@ -121,9 +122,9 @@ def main() -> int:
     parser.add_argument("--run", type=Path, help="a run folder with the stage sft")
     parser.add_argument("--out", type=Path, default=Path("credit-states.jsonl.gz"))
     parser.add_argument("--states", type=int, default=200)
-    parser.add_argument("--continuations", type=int, default=64)
+    parser.add_argument("--continuations", type=int, default=96)
     parser.add_argument("--split", default="dev")
-    parser.add_argument("--at-once", type=int, default=16, help="questions; each has up to 4 x 64 episodes at a time")
+    parser.add_argument("--at-once", type=int, default=16, help="questions; each has up to 4 x 96 episodes at a time")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
