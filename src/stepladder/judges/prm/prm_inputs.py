@@ -75,9 +75,9 @@ class PRMInputBuilder:
         """The steps of a trajectory. What a query is scored after is not read again by the next step."""
         known = 0
         for number, step in enumerate(trajectory.steps):
-            read, found, known = step.read[known:], (), 0
-            if self.after_retrieval and step.action.kind is ActionKind.QUERY:
-                found, known = _observation(trajectory, number)
+            read = step.read[known:]
+            asks = self.after_retrieval and step.action.kind is ActionKind.QUERY
+            found, known = _observation(trajectory, number) if asks else ((), 0)
             yield _Turn(step.restarts, read, step.written, found)
 
     def _inputs(self, turns: Iterable[_Turn]) -> list[PRMInput]:
