@@ -43,8 +43,9 @@ from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.monitors import Alarm, AlarmName, read_alarms
 from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
+from stepladder.train.grpo.token_rows import token_row
 from stepladder.train.grpo.trainer import TrainingReport, schedule, train_grpo
-from stepladder.train.grpo.trl_trainer import EpisodeTrainer, token_row
+from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop import policy_session, rollout_engine as playing
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.compute import prepare_compute

@@ -374,13 +374,21 @@ class WorkModel:
         profile = self.profile
         per_update = settings.batch_size // settings.num_generations
         batches = max(math.floor(settings.num_train_epochs * settings.questions / per_update), 1)
-        updates, episodes = batches * settings.num_iterations, batches * settings.batch_size
+        # As shares of the groups of an update: those with a signal, and those that are sampled.
+        empty = 1 - self.constants["used_groups"]
+        most = 1.0 + settings.refill
+        used = 1 - empty**most if settings.drop_zero_std_groups else 1.0
+        sampled = sum(empty**number for number in range(1 + settings.refill))
+        if settings.token_budget is not None:
+            most, written = sampled, sampled * settings.batch_size * max(profile.written, 1)
+            batches = min(batches, math.ceil(settings.token_budget / written))
+        updates, episodes = batches * settings.num_iterations, sampled * batches * settings.batch_size
         per_epoch = max(settings.questions // per_update, 1)
         dev, _ = self._dev(settings, updates, per_epoch * settings.num_iterations)
         dev = tuple(replace(each, resets=0) for each in dev)  # it keeps the engine's memory
         rollouts = self._episodes("rollouts", episodes, by="trainer", at_once=settings.batch_size)
-        used = self.constants["used_groups"] if settings.drop_zero_std_groups else 1.0
-        tokens = used * settings.num_iterations * episodes * profile.tokens
+        rollouts = replace(rollouts, low=rollouts.low / sampled, high=rollouts.high * most / sampled)
+        tokens = used * updates * settings.batch_size * profile.tokens
         extra = (1.0 if settings.beta else 0.03) + (1.0 if settings.num_iterations > 1 else 0.0)
         every = min(settings.eval_steps or 5, 5)
         training = Training(
