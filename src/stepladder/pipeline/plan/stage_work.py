@@ -383,8 +383,7 @@ class WorkModel:
             most, written = sampled, sampled * settings.batch_size * max(profile.written, 1)
             batches = min(batches, math.ceil(settings.token_budget / written))
         updates, episodes = batches * settings.num_iterations, sampled * batches * settings.batch_size
-        per_epoch = max(settings.questions // per_update, 1)
-        dev, _ = self._dev(settings, updates, per_epoch * settings.num_iterations)
+        dev, _ = self._dev(settings, updates, max(settings.questions // per_update, 1) * settings.num_iterations)
         dev = tuple(replace(each, resets=0) for each in dev)  # it keeps the engine's memory
         rollouts = self._episodes("rollouts", episodes, by="trainer", at_once=settings.batch_size)
         rollouts = replace(rollouts, low=rollouts.low / sampled, high=rollouts.high * most / sampled)
