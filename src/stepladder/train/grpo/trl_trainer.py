@@ -357,7 +357,8 @@ def out_of_tokens(metrics: MetricsLog, config: GRPOConfig) -> bool:
     rows, limit = metrics.updates, config.token_budget
     if limit is None or len(rows) % config.num_iterations:
         return False
-    return sum(row["written"] for row in rows[:: config.num_iterations]) >= limit
+    written: float = sum(row["written"] for row in rows[:: config.num_iterations])
+    return written >= limit
 
 
 def _weights_in_loss(batch: Mapping[str, Any]) -> torch.Tensor:
