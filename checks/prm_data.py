@@ -65,7 +65,7 @@ COLUMNS = {
 
 def write_recipe(path: Path, seed: int, changes: dict[str, Any] | None) -> Path:
     """The recipe up to the pairs, or with `changes` up to the reward model."""
-    plain = load_recipe("prorag-nano", [f"seed={seed}"]).plain()
+    plain = load_recipe("prorag-nano", [f"seed={seed}", "stages.prm.episodes=0"]).plain()
     names = ("sft", "explore", "pairs") if changes is None else ("sft", "explore", "pairs", "prm")
     plain["stages"] = {name: plain["stages"][name] for name in names}
     if changes is not None:

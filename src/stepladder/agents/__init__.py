@@ -15,13 +15,16 @@ from stepladder.agents.agent_trust import is_agent_file, name_agent
 from stepladder.agents.base import Agent
 from stepladder.agents.formats.custom_texts import with_texts
 from stepladder.agents.formats.play import Format, Play
+from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.core.registry import Registry
 
-__all__ = ["AGENTS", "Agent", "Format", "Play", "is_agent_file", "make_agent", "name_agent"]
+__all__ = ["AGENTS", "Agent", "Format", "Play", "agent_named", "is_agent_file", "make_agent", "name_agent"]
 
 #: The built-in agents by name. The package is scanned on first access.
 AGENTS: Registry[type[Agent]]
+#: The agents of files that this process has loaded, by name.
+_FROM_FILES: dict[str, Agent] = {}
 
 
 def make_agent(
@@ -40,9 +43,23 @@ def make_agent(
     Building an agent from a file executes that file, which the user must have named (`name_agent`) or trusted. `check`
     (`stepladder.oracle.agent_check.check_agent`) then tests it; built-in agents are not tested.
     """
-    agent = load_agent(expand_path(name), check) if is_agent_file(name) else _scan().get(name)()
+    if is_agent_file(name):
+        agent = load_agent(expand_path(name), check)
+        _FROM_FILES[agent.name] = agent
+    else:
+        agent = _scan().get(name)()
     agent = agent if play is None else agent.playing(play)
     return agent if prompt is None and hint is None else with_texts(agent, prompt, hint)
+
+
+def agent_named(name: str) -> Agent:
+    """The agent that a transcript names: a built-in one, or one of a file that this process has loaded."""
+    found = _FROM_FILES.get(name)
+    if found is None and name not in _scan():
+        raise StepladderError(
+            f"the agent '{name}' of a transcript is not known here: load its file first, with make_agent(FILE)"
+        )
+    return found or _scan().get(name)()
 
 
 @cache

@@ -291,7 +291,7 @@ class AgentSetup:
         limits = limits or self.episode
         if self.guide is None:
             return episode(self.context.agent, question, limits, seed)
-        return guided_search(self.context.agent, question, limits, self.guide.guide(), seed)
+        return guided_search(self.context.agent, question, limits, self.guide.guide(self.reward), seed)
 
     @property
     def streams(self) -> bool:

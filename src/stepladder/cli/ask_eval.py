@@ -172,7 +172,7 @@ def eval_command(
     # Beside the evaluation, which is written at the end: a run that was killed has paid for its replies.
     paid = out.with_name(f"{out.name}.paid") if out is not None else None
     with setup.driver(folder=paid) as driver, Progress("Evaluating", len(questions)) as watch:
-        guide = setup.guide.guide() if setup.guide is not None else None
+        guide = setup.guide.guide(setup.reward) if setup.guide is not None else None
         result = evaluate(driver, context.agent, questions, setup.episode, guide=guide, seed=seed, watch=watch)
     agreement: Agreement | None = None
     no_verdicts: StepladderError | Interrupted | None = None

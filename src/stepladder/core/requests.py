@@ -72,6 +72,8 @@ class Score:
     """Score every step of a trajectory."""
 
     trajectory: Trajectory
+    #: Whether the passages of its newest query are retrieved. Some scorers read them.
+    retrieved: bool = True
 
 
 @dataclass(frozen=True, slots=True)

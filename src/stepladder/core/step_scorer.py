@@ -33,6 +33,8 @@ class StepScorer(ABC):
     max_batch: int
     #: How many calls may run at the same time, each in its own thread.
     concurrency: int
+    #: Whether a query is scored with the passages that it found, so that it must be retrieved first.
+    reads_passages: bool = False
 
     @abstractmethod
     def score(self, trajectories: Sequence[Trajectory]) -> Sequence[StepScores]:

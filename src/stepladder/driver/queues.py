@@ -205,4 +205,9 @@ def rank(scorer: StepScorer, requests: list[Rank]) -> Sequence[Any]:
 
 def score(scorer: StepScorer, requests: list[Score]) -> Sequence[Any]:
     """Answer scoring requests."""
+    if getattr(scorer, "reads_passages", False) and not all(request.retrieved for request in requests):
+        raise StepladderError(
+            "this step scorer reads the passages of a query, but candidates are not retrieved before they are scored: "
+            "set retrieve_first=True in the Guide"
+        )
     return scorer.score([request.trajectory for request in requests])

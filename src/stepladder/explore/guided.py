@@ -71,8 +71,8 @@ class Guide:
     weighted: bool = False
     #: MCTS: simulations per question.
     simulations: int = 32
-    #: Whether the passages of a query are retrieved before it is scored. A judge may read them; a reward model does
-    #: not, and then only chosen queries cost a search.
+    #: Whether the passages of a query are retrieved before it is scored. Judges read them, and reward models that
+    #: score after retrieval; with others only chosen queries cost a search.
     retrieve_first: bool = False
 
     def __post_init__(self) -> None:
@@ -175,7 +175,8 @@ class _GuidedSearch:
         """The candidates from best to worst. A single one needs no score, except to be compared with ends of a beam."""
         well_formed = [each for each in found if each.is_well_formed]
         compared = well_formed if len(well_formed) > 1 or self.guide.strategy == "beam" else []
-        step_scores = (yield [Score(each.trajectory) for each in compared]) if compared else []
+        retrieved = self.guide.retrieve_first or self.guide.strategy == "trajectories"
+        step_scores = (yield [Score(each.trajectory, retrieved) for each in compared]) if compared else []
         scores = {
             id(each): _aggregated(own, aggregate) * (each.count if self.guide.weighted else 1)
             for each, own in zip(compared, step_scores, strict=True)

@@ -17,13 +17,22 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize
 from stepladder.core.trace import Action, ActionKind, Passage, Question, Trajectory
 from stepladder.oracle.control_chains import Turn, rebuild_trajectory, turns_of
 from stepladder.oracle.decomposition import fill_references, references
+from stepladder.oracle.step_judge import judge
+from stepladder.oracle.step_verdicts import reward_target
 from stepladder.retrieval.base import Retriever
+
+#: The kinds of a `Corruptor`, each one of its methods.
+Corruption = Literal["misread", "detour", "repeat", "early_answer", "wrong_answer"]
+CORRUPTIONS: tuple[Corruption, ...] = get_args(Corruption)
+#: All kinds of mistakes that are made on purpose: these, and those of control chains.
+Mistake = Literal["shuffled", "truncated", "answer_first"] | Corruption
 
 _EXTRACTIONS = (ActionKind.SUB_ANSWER, ActionKind.EVIDENCE)
 #: Names and numbers in a text, recognized by capitals and digits.
@@ -76,13 +85,29 @@ class Corruptor:
         self.templates = [hop.question for hop in hops if len(references(hop.question)) == 1]
         self.names = [hop.answer for hop in hops if hop.answer.strip()]
 
-    def corrupt(self, gold: Trajectory, count: int) -> list[Trajectory]:
-        """Up to `count` copies, each with a random mistake; fewer if a mistake is not applicable."""
-        kinds: list[Callable[[Trajectory], list[Turn] | None]] = [
-            *(self.misread, self.detour, self.repeat, self.early_answer, self.wrong_answer)
-        ]
-        made = [self.rng.choice(kinds)(gold) for _ in range(count)]
+    def corrupt(self, gold: Trajectory, count: int, leave_out: Sequence[str] = ()) -> list[Trajectory]:
+        """Up to `count` copies, each with a random mistake; fewer if a mistake is not applicable.
+
+        `leave_out`: kinds of mistakes that are not made.
+        """
+        kinds = [kind for kind in CORRUPTIONS if kind not in leave_out]
+        made = [self._mistake(self.rng.choice(kinds), gold) for _ in range(count)] if kinds else []
         return [rebuild_trajectory(self.agent, gold, turns) for turns in made if turns]
+
+    def one_of_each(self, gold: Trajectory) -> dict[Corruption, Trajectory]:
+        """A copy with one mistake of each kind, where the gold judge finds a fault in it."""
+        found: dict[Corruption, Trajectory] = {}
+        for kind in CORRUPTIONS:
+            if turns := self._mistake(kind, gold):
+                chain = rebuild_trajectory(self.agent, gold, turns)
+                verdicts = zip(chain.steps, judge(chain), strict=True)
+                if any(reward_target(verdict, step.action.kind) == 0 for step, verdict in verdicts):
+                    found[kind] = chain
+        return found
+
+    def _mistake(self, kind: Corruption, gold: Trajectory) -> list[Turn] | None:
+        make: Callable[[Trajectory], list[Turn] | None] = getattr(self, kind)
+        return make(gold)
 
     def misread(self, gold: Trajectory) -> list[Turn] | None:
         """A wrong extraction, and what follows from it."""

@@ -58,7 +58,7 @@ def evaluate_policy(
     """Run one episode per question and score it. `reward`: the reward model, for a guide that uses one. `folder`: for
     the replies and the spend of a paid policy.
     """
-    scoring, choose = (None, None) if guide is None else (guide.scoring(reward), guide.guide())
+    scoring, choose = (None, None) if guide is None else (guide.scoring(reward), guide.guide(reward))
     with open_driver(context, policy, folder=folder, scoring=scoring) as driver:
         with Progress(label, len(questions)) as watch:
             agent = context.agent_of(policy)

@@ -8,6 +8,7 @@ from pydantic import Field
 from stepladder.core.config import Config
 from stepladder.core.step_scorer import Derived
 from stepladder.explore.guided import Aggregate, Guide
+from stepladder.judges.prm import scores_after_retrieval
 from stepladder.pipeline.workers.rollout_workers import Scoring
 
 #: Settings that only some strategies use.
@@ -66,10 +67,11 @@ class GuideConfig(Config):
         plain = self.model_dump(include={"by", "n", "temperature", "top_p", *used})
         return {**plain, "strategy": guide.strategy}
 
-    def guide(self) -> Guide:
-        """The settings for `explore.guided`."""
+    def guide(self, reward: str | None = None) -> Guide:
+        """The settings for `explore.guided`. `reward`: as for `scoring`."""
         same = self.model_dump(include={"n", "beams", "aggregate", "weighted", "simulations"})
-        return Guide("vote" if self.by == "vote" else self.strategy, retrieve_first=self.by == "gold", **same)
+        reads_passages = self.by == "gold" or (reward is not None and scores_after_retrieval(reward))
+        return Guide("vote" if self.by == "vote" else self.strategy, retrieve_first=reads_passages, **same)
 
     def scoring(self, reward: str | None) -> Scoring | None:
         """The step scorer, or None for a vote. `reward` is the folder of the reward model, for `by: prm`."""

@@ -275,8 +275,11 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_reward_model_gives_probabilities(reward_model: Path) -> None:
-    model = ProcessRewardModel.load(reward_model, device="cpu")
+@pytest.mark.parametrize("after", [False, True])
+def test_a_reward_model_gives_probabilities(reward_model: Path, tmp_path: Path, *, after: bool) -> None:
+    """Each reward is the score in the whole episode, also of a query that is scored with its passages."""
+    ProcessRewardModel.load(reward_model, device="cpu", score_after_retrieval=after).save(tmp_path / "reward")
+    model = ProcessRewardModel.load(tmp_path / "reward", device="cpu")
     env = make(reward="process", scorer=model)
     earned = rewards(env, *GUESSED)
     env.reset(seed=0)
@@ -284,7 +287,7 @@ def test_a_reward_model_gives_probabilities(reward_model: Path) -> None:
     (logits,) = model.score_logits([state])
     assert len(set(logits)) == 3
     assert earned == pytest.approx([1 / (1 + math.exp(-logit)) for logit in logits], abs=1e-4)
-    assert rewards(make(reward="process", scorer=reward_model), *GUESSED) == pytest.approx(earned, abs=1e-2)
+    assert rewards(make(reward="process", scorer=tmp_path / "reward"), *GUESSED) == pytest.approx(earned, abs=1e-2)
 
 
 def test_questions_without_an_answer_can_be_played_for_the_process_alone() -> None:

@@ -3,14 +3,15 @@
 import random
 from collections import Counter
 from functools import cache
+from typing import get_args
 
 import pytest
 
 from stepladder.agents import make_agent
 from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.oracle.control_chains import gold_chains, rebuild_trajectory
-from stepladder.oracle.corruptions import Corruptor, garble
+from stepladder.oracle.control_chains import CHAINS, gold_chains, rebuild_trajectory
+from stepladder.oracle.corruptions import CORRUPTIONS, Corruptor, Mistake, garble
 from stepladder.oracle.step_judge import judge
 from stepladder.oracle.step_verdicts import Fault, Verdict, reward_target
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -110,6 +111,29 @@ def test_as_many_as_can_be_made() -> None:
     corruptor = Corruptor(agent, WordRetriever(), 1, [QUESTION], random.Random(0))
     assert len(corruptor.corrupt(chain, 6)) == 6
     assert corruptor.corrupt(chain, 0) == []
+
+
+def test_kinds_that_are_left_out_are_not_made_and_the_others_as_often() -> None:
+    agent = make_agent("prorag-brief")
+    (chain,) = gold_chains(agent, [QUESTION], WordRetriever(), EpisodeConfig(k=1), seed=0)
+
+    def made(*leave_out: str) -> list[Trajectory]:
+        corruptor = Corruptor(agent, WordRetriever(), 1, [QUESTION], random.Random(0))
+        return corruptor.corrupt(chain, 40, leave_out)
+
+    early, wrong = ("early_answer", "answer_first"), ("misread", "wrong_answer")
+    assert any(len(each.steps) < 5 for each in made(*wrong))
+    assert all(len(each.steps) >= 5 for each in made(*early, "misread"))
+    assert {each.answer for each in made(*wrong, "early_answer")} == {chain.answer}
+    assert len(made("misread")) == len(made("repeat")) == 40
+    assert made(*CORRUPTIONS) == []
+    assert made() == made("shuffled")
+
+
+def test_the_kinds_have_their_names() -> None:
+    assert CORRUPTIONS == KINDS
+    kinds = {name for part in get_args(Mistake) for name in get_args(part) or (part,)}
+    assert kinds == {*CHAINS, *KINDS} - {"gold"}
 
 
 @pytest.mark.parametrize("text", ["Ada Orm", "Velm", "1,234", "12 May 1871", "x"])

@@ -1,6 +1,7 @@
 """How a reward model is examined: against the gold judge, on held-out pairs, on chains that were spoilt on purpose."""
 
 import json
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,14 +28,18 @@ from stepladder.evaluation.prm.calibration import (
     graded_steps,
     pair_accuracy,
 )
+from stepladder.evaluation.prm.selection import mistake_auc
 from stepladder.evaluation.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.tree_store import TreeFile
 from stepladder.judges.prm import reward_model as prm
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.oracle.control_chains import gold_chains
+from stepladder.oracle.corruptions import CORRUPTIONS, Corruptor
 from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import GoldScorer, judge
+from stepladder.oracle.step_verdicts import reward_target
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import ORACLE, RunContext, SearchConfig, SharedConfig
 from stepladder.pipeline.stages import Task
@@ -90,6 +95,22 @@ def test_a_chain_is_as_good_as_its_lowest_step() -> None:
     assert numbers["gold"] == {"chains": 3, "median": 2.0, "passes_0": 1.0}
     assert numbers["shuffled"] == {"chains": 2, "median": 0.25, "passes_0": 0.5, "auc": 5 / 6}
     assert "truncated" not in numbers
+
+
+def test_faulty_steps_are_compared_with_good_ones_of_the_same_kind_of_action() -> None:
+    intact = [step(2.0, True), step(0.0, True), step(-3.0, True, kind="answer"), step(-9.0, False)]
+    corrupted = [
+        step(1.0, False, "a"),
+        step(5.0, True, "a"),
+        step(-3.0, False, "b", "answer"),
+        step(9.0, False, kind="x"),
+    ]
+    found = mistake_auc(intact, corrupted)
+    assert found is not None
+    assert found["mean"] == pytest.approx((1 + 0 + 0.5) / 3)
+    assert found["pairs"] == 3
+    assert mistake_auc(intact, corrupted[1:2]) is None
+    assert mistake_auc([], corrupted) is None
 
 
 def test_the_accuracy_on_pairs_resamples_questions() -> None:
@@ -217,7 +238,7 @@ def test_the_stage_writes_numbers_and_pictures(context: RunContext, reward: Path
     assert len(rows) == summary["steps"] > 24
     assert {row["question_id"] for row in rows} <= {f"q{number}" for number in range(12)}
     assert summary["pair_accuracy"]["pairs"] == 1
-    assert set(summary["chains"]) == {"gold", "shuffled", "truncated", "answer_first"}
+    assert set(summary["chains"]) == {"gold", "shuffled", "truncated", "answer_first", *CORRUPTIONS}
     assert summary["chains"]["gold"]["chains"] == 8
     for picture in ("chains.svg", "calibration.svg"):
         assert (folder / picture).read_text().startswith("<svg")
@@ -232,7 +253,11 @@ def test_a_reward_model_that_knows_is_found_perfect(
     assert summary["auc"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert summary["right_at_0"] == 1.0
     assert summary["chains"]["gold"]["passes_0"] == 1.0
-    assert all(summary["chains"][name]["passes_0"] == 0.0 for name in ("shuffled", "truncated", "answer_first"))
+    for name in ("shuffled", "truncated", "answer_first", *CORRUPTIONS):
+        assert summary["chains"][name]["passes_0"] == 0.0
+        assert summary["chains"][name]["auc"] == 1.0
+        assert summary["chains"][name]["faulty_steps"]["mean"] == 1.0
+    assert "faulty_steps" not in summary["chains"]["gold"]
 
 
 def test_nothing_is_judged_by_gold_passages_that_the_index_does_not_have(
@@ -242,6 +267,31 @@ def test_nothing_is_judged_by_gold_passages_that_the_index_does_not_have(
     with pytest.raises(StepladderError, match=r"in the index: 0 of 2 \(by id\). Steps cannot be labelled"):
         examine(context, reward, tmp_path)
     assert not (tmp_path / "stage").exists()
+
+
+def test_pairs_with_a_query_are_left_out_where_queries_are_scored_after_retrieval(
+    context: RunContext, reward: Path, tmp_path: Path
+) -> None:
+    ProcessRewardModel.load(reward, device="cpu", score_after_retrieval=True).save(tmp_path / "after")
+    summary = examine(context, tmp_path / "after", tmp_path)
+    assert (summary["pair_accuracy"], summary["pairs_with_queries"]) == (None, 1)
+    assert summary["auc"]["mean"] >= 0
+
+
+def test_chains_with_mistakes_are_faulty_and_intact_ones_are_not(context: RunContext) -> None:
+    agent = make_agent("prorag-brief")
+    golds = gold_chains(agent, [QUESTION] * 3, WordRetriever(), EpisodeConfig(k=1), seed=0)
+    corruptor = Corruptor(agent, WordRetriever(), 1, [QUESTION], random.Random(0))
+    for gold in golds:
+        assert all(verdict is not None and verdict.good for verdict in judge(gold))
+        made = corruptor.one_of_each(gold)
+        assert set(made) == set(CORRUPTIONS)
+        for chain in made.values():
+            values = [
+                reward_target(verdict, each.action.kind)
+                for verdict, each in zip(judge(chain), chain.steps, strict=True)
+            ]
+            assert 0 in values
 
 
 def test_without_pairs_nothing_is_said_of_them(context: RunContext, reward: Path, tmp_path: Path) -> None:

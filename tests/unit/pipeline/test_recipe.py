@@ -10,6 +10,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe, find_recipe, load_recipe, override, shipped
 from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.stages import STAGES, StageResult, StageSpec
+from stepladder.pipeline.stages.prm_eval import PRMEvalConfig
+from stepladder.train.prm.config import PRMConfig
 
 
 class LearnConfig(Config):
@@ -201,3 +203,17 @@ def test_shipped_recipes_can_be_read_by_name(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
     assert Recipe.read(recipe.plain()) == recipe
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_reward_models_learn_from_the_policys_own_episodes_and_are_examined_on_dev_questions(name: str) -> None:
+    for stage in load_recipe(name).stages:
+        if isinstance(stage.settings, PRMConfig):  # pairs need two steps of one state
+            assert (stage.settings.episodes > 0) == (stage.settings.objective != "pairs")
+        if isinstance(stage.settings, PRMEvalConfig):
+            assert stage.settings.split == "dev"
+
+
+def test_the_smallest_recipe_stays_quick() -> None:
+    (prm,) = [stage.settings for stage in load_recipe("prorag-nano").stages if isinstance(stage.settings, PRMConfig)]
+    assert (prm.episodes, prm.num_generations) == (80, 2)

@@ -38,8 +38,9 @@ from stepladder.preferences.pair_checks import PairCheck
 from stepladder.preferences.pairs import dev_questions
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import read_metrics
-from stepladder.train.prm import trainer as prm_training
+from stepladder.train.prm import prm_sources, trainer as prm_training
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import collate_examples, from_pairs, from_trees, gold_verdicts, outcomes
 from stepladder.train.prm.prm_sources import choose_questions
@@ -613,6 +614,34 @@ def test_played_questions_that_are_held_out_teach_nothing_whatever_is_made_of_th
     assert not chosen.held_out & {question.id for question in chosen.gold}
     plain = choose_questions(changed(objective="verdicts", chains=30, dev_share=0.2), questions, explored, 3)
     assert (plain.held_out, plain.sampled) == (dev_questions(explored, 0.2), ())
+
+
+def test_kinds_of_mistakes_can_be_left_out_of_the_chains(tmp_path: Path) -> None:
+    context = TrainingContext(make_agent(AGENT), (), (), WordRetriever(), EpisodeConfig(max_steps=6, k=1), tmp_path)
+
+    def chains(*leave_out: str) -> list[tuple[int, str | None]]:
+        settings = changed(objective="verdicts", chains=1, corruptions=8, leave_out=leave_out)
+        return [
+            (len(each.steps), each.answer) for each in prm_sources._gold_and_corrupted(settings, context, [QUESTION])
+        ]
+
+    everything, without = chains(), chains("answer_first", "truncated", "early_answer", "misread", "wrong_answer")
+    assert (1, "Velm") in everything
+    assert len({answer for _, answer in everything}) > 1
+    assert all(steps >= 5 and answer == "Velm" for steps, answer in without)
+    assert len(everything) - len(without) == 2  # two control chains; of the others there are as many
+    assert len(everything) - len(chains("answer_first")) == 1
+
+
+def test_what_is_left_out_must_be_a_kind_and_be_there() -> None:
+    with pytest.raises(ValueError, match="leave_out"):
+        changed(objective="verdicts", chains=1, leave_out=("typo",))
+    with pytest.raises(ValueError, match="leave_out has no effect with chains: 0"):
+        changed(objective="verdicts", leave_out=("misread",))
+    with pytest.raises(ValueError, match="leave_out has no effect with objective: pairs"):
+        changed(leave_out=("misread",))
+    assert "leave_out" not in changed(objective="verdicts", chains=1, leave_out=("misread",)).inert()
+    assert "leave_out" in changed(objective="verdicts", chains=1).inert()
 
 
 def test_trees_without_what_is_to_be_learnt_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 In: trajectories. Out: one logit per step; above 0 a step is more likely good than not. The folder is an ordinary
 `AutoModelForSequenceClassification` with one label: its logit for a text that ends with a step is the score of that
-step. Search, rejection sampling and RL use the same object. `train/prm` trains one.
+step. Its config.json says if queries are scored after their retrieval. Search, rejection sampling and RL use the same
+object. `train/prm` trains one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from stepladder.core.io.files import atomic_folder
 from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import Trajectory
 from stepladder.engines.transformers.tokenization import Encoding
+from stepladder.judges.prm import AFTER_RETRIEVAL
 from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
 from stepladder.models.devices import pick_device, pick_dtype
 from stepladder.models.length_batches import context_window, padded_width
@@ -49,17 +51,26 @@ class ProcessRewardModel(StepScorer):
         max_batch: int = 32,
         window: int | None = None,
         retokenize: bool = False,
+        score_after_retrieval: bool | None = None,
     ) -> None:
         """`model` has a scalar head and stays on its device. `max_batch`: maximum inputs per forward pass. `window`:
         maximum tokens of an input, by default the model's limit. `retokenize`: accept trajectories of another
-        tokenizer by encoding their text again.
+        tokenizer by encoding their text again. `score_after_retrieval`: whether a query is scored with the passages
+        that it found; by default as the model was trained.
         """
         self.model = cast(Any, patch_step_forward(model).eval())
         self.tokenizer = tokenizer
         self.max_batch = max_batch
+        if score_after_retrieval is None:
+            score_after_retrieval = getattr(self.model.config, AFTER_RETRIEVAL, None) is True
+        self.reads_passages = score_after_retrieval
         config = self.model.config.get_text_config()
         self.builder = PRMInputBuilder(
-            Encoding(tokenizer), window or context_limit_of(config), config.pad_token_id, retokenize=retokenize
+            Encoding(tokenizer),
+            window or context_limit_of(config),
+            config.pad_token_id,
+            retokenize=retokenize,
+            after_retrieval=score_after_retrieval,
         )
 
     @classmethod
@@ -117,6 +128,9 @@ class ProcessRewardModel(StepScorer):
         """Save the model and its tokenizer as a model folder."""
         with quiet_libraries(), atomic_folder(folder, what="reward model") as fresh:
             cast_model(self.model, dtype or self.model.dtype)
+            vars(self.model.config).pop(AFTER_RETRIEVAL, None)
+            if self.reads_passages:
+                setattr(self.model.config, AFTER_RETRIEVAL, True)
             self.model.save_pretrained(fresh)
             self.tokenizer.save_pretrained(fresh)
 

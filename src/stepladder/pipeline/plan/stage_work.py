@@ -186,8 +186,8 @@ class WorkModel:
     def _prm_eval(self, stage: Stage) -> StageWork:
         settings: Any = stage.settings
         count = settings.questions * settings.num_generations
-        # The episodes, and gold chains with three corrupted copies.
-        scored = (count + 4 * settings.questions) * self.profile.tokens
+        # The episodes, and gold chains with eight corrupted copies.
+        scored = (count + 9 * settings.questions) * self.profile.tokens
         if settings.score_trees:
             trees, nodes = self._trees_of(stage)
             scored += trees * nodes * self.profile.tokens / 2

@@ -6,13 +6,14 @@ In: a policy, a reward model, optionally held-out pairs to rank and trees to sco
     summary.json        AUC against the gold judge, also of steps at one place and of answers; F1 of the episodes that
                         the scores choose; accuracy on held-out pairs, calibration, control chains
     steps.jsonl         one row per step: its score and the verdict of the gold judge
-    chains.svg          distribution of scores of gold, shuffled, truncated and answer-first chains, if questions have a
-                        gold decomposition
+    chains.svg          distribution of scores of gold chains, and of copies with each kind of mistake, if questions
+                        have a gold decomposition
     calibration.svg     reliability diagram
     tree_scores.json    the score of every step of the trees, with `score_trees`
 """
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,9 @@ from pydantic import Field
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import Derived
+from stepladder.core.trace import ActionKind, Question, Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.evaluation.prm.calibration import (
@@ -35,9 +38,10 @@ from stepladder.evaluation.prm.calibration import (
     pair_accuracy,
 )
 from stepladder.evaluation.prm.plots import distributions_svg, reliability_svg
-from stepladder.evaluation.prm.selection import selection_report
+from stepladder.evaluation.prm.selection import mistake_auc, selection_report
 from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
+from stepladder.oracle.corruptions import CORRUPTIONS, Corruptor
 from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
@@ -58,8 +62,9 @@ class PRMEvalConfig(Config):
 
     renamed: ClassVar[dict[str, str]] = {"samples": "num_generations"}
 
-    #: Must not be the split that was explored.
-    split: str = "test"
+    #: Must not be the split that was explored. Reward models are compared on dev questions, so that the choice of one
+    #: does not use the test.
+    split: str = "dev"
     questions: int = Field(default=150, ge=1)
     #: Episodes per question, and their sampling temperature.
     num_generations: int = Field(default=2, ge=1)
@@ -92,14 +97,26 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
     episodes = sampled_episodes(
         context, task, questions, num_generations=settings.num_generations, temperature=settings.temperature
     )
-    control = control_chains(context.agent, questions, context.retriever, context.episode(), seed=task.seed)
+    control = _chains(context, questions, task.seed)
     with step_scores(context, prm, task.inputs[REWARD]) as score:
         scores = score(episodes)
         steps = graded_steps(episodes, scores, settings.derived)
-        # A chain is as good as its worst step.
-        lowest = {name: [min(scores) for scores in score(each)] for name, each in control.items()}
+        of_chains = {name: score(each) for name, each in control.items()}
         selection = selection_report(steps, episodes, scores)
-        return _examine(settings, task, prm, score, steps, selection, lowest, len(questions))
+        chains = {name: graded_steps(each, of_chains[name], settings.derived) for name, each in control.items()}
+        detected = {name: mistake_auc(chains["gold"], each) for name, each in chains.items() if name != "gold"}
+        # A chain is as good as its worst step.
+        lowest = {name: list(map(min, each)) for name, each in of_chains.items()}
+        return _examine(settings, task, prm, score, steps, selection, lowest, detected, len(questions))
+
+
+def _chains(context: RunContext, questions: Sequence[Question], seed: int) -> dict[str, list[Trajectory]]:
+    """Gold chains, control chains, and gold chains with one mistake, by kind."""
+    chains = control_chains(context.agent, questions, context.retriever, context.episode(), seed=seed)
+    rng = random.Random(seed_of(seed, "corrupted"))
+    corruptor = Corruptor(context.agent, context.retriever, context.episode().k, questions, rng)
+    made = [corruptor.one_of_each(gold) for gold in chains["gold"]]
+    return chains | {kind: [each[kind] for each in made if kind in each] for kind in CORRUPTIONS}
 
 
 def _examine(
@@ -110,6 +127,7 @@ def _examine(
     steps: Sequence[GradedStep],
     selection: Mapping[str, Any],
     lowest: Mapping[str, Sequence[float]],
+    detected: Mapping[str, Mapping[str, float] | None],
     questions: int,
 ) -> StageResult:
     """Compare the scores of steps and of control chains with what they should be, and write the examination."""
@@ -119,12 +137,15 @@ def _examine(
             "Take more questions or a higher temperature, or questions with a gold decomposition"
         )
     calibration, predictions = calibration_report(steps)
+    chains = chain_metrics(lowest) if lowest["gold"] else {}
+    for name in chains.keys() & detected.keys():
+        chains[name]["faulty_steps"] = detected[name]
     summary: dict[str, Any] = {
         **gold_agreement(steps),
         **selection,
-        "pair_accuracy": _on_pairs(prm, task.inputs[PAIRS]) if settings.held_out_pairs else None,
+        **(_on_pairs(prm, task.inputs[PAIRS]) if settings.held_out_pairs else {"pair_accuracy": None}),
         "calibration": calibration,
-        "chains": chain_metrics(lowest) if lowest["gold"] else {},
+        "chains": chains,
         "histories_cut": prm.builder.truncated,
     }
     subtitle = f"{len(steps):,} steps of {questions:,} questions of the split {settings.split}"
@@ -133,14 +154,14 @@ def _examine(
         rows = "".join(json.dumps(asdict(step)) + "\n" for step in steps)
         (folder / "steps.jsonl").write_text(rows, encoding="utf-8")
         if lowest["gold"]:
-            chains = distributions_svg(
+            distributions = distributions_svg(
                 "Reward model scores of whole chains",
                 {name.replace("_", " "): scores for name, scores in lowest.items() if scores},
                 axis="score of a chain's lowest step",
                 counted="chains",
                 subtitle=f"Gold chains of {len(lowest['gold']):,} questions, and corrupted copies of them",
             )
-            (folder / "chains.svg").write_text(chains, encoding="utf-8")
+            (folder / "chains.svg").write_text(distributions, encoding="utf-8")
         picture = reliability_svg(
             "Calibration of step scores", predictions, [step.good for step in steps], subtitle=subtitle
         )
@@ -150,14 +171,20 @@ def _examine(
     return StageResult(summary, {EXAMINATION: task.folder / EXAMINATION})
 
 
-def _on_pairs(prm: "ProcessRewardModel", folder: str) -> dict[str, float] | None:
-    """How often the chosen step of a held-out pair scores higher."""
-    ranked = []
+def _on_pairs(prm: "ProcessRewardModel", folder: str) -> dict[str, Any]:
+    """How often the chosen step of a held-out pair scores higher.
+
+    Pairs have no passages: a model that scores queries after their retrieval ranks those without a query.
+    """
+    ranked, left_out = [], 0
     for pair in read_pairs(folder)[1]:
-        sides = [prm.builder.step(pair.context, side.written) for side in (pair.chosen, pair.rejected)]
-        (better,), (worse,) = prm.score_batch(sides)
+        sides = (pair.chosen, pair.rejected)
+        if prm.reads_passages and any(side.action.kind is ActionKind.QUERY for side in sides):
+            left_out += 1
+            continue
+        (better,), (worse,) = prm.score_batch([prm.builder.step(pair.context, side.written) for side in sides])
         ranked.append((pair.question_id, better > worse))
-    return pair_accuracy(ranked)
+    return {"pair_accuracy": pair_accuracy(ranked), **({"pairs_with_queries": left_out} if left_out else {})}
 
 
 def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
@@ -201,12 +228,18 @@ def summarize(numbers: Numbers) -> StageSummary:
             for fault, each in numbers.get("faults", {}).items()
         ),
         "held-out pairs": f"accuracy {share(pairs)} of {pairs.get('pairs', 0):,}" if pairs else "",
+        "held-out pairs with queries, which have no passages to score": unless_zero(numbers.get("pairs_with_queries")),
         "calibration error": ", ".join(
             f"{name} {each['error']:.3f}" for name, each in numbers.get("calibration", {}).items()
         ),
         "AUC of gold against corrupted chains": ", ".join(
             f"{name.replace('_', ' ')} {each['auc']:.2f} of {each.get('chains', 0):,}"
             for name, each in corrupted.items()
+        ),
+        "AUC of faulty steps in corrupted chains": ", ".join(
+            f"{name.replace('_', ' ')} {share(each['faulty_steps'])}"
+            for name, each in corrupted.items()
+            if each.get("faulty_steps") is not None
         ),
         "truncated histories": unless_zero(numbers.get("histories_cut")),
     }
@@ -242,6 +275,6 @@ STAGE = StageSpec(
     check=check_prm_eval,
     accepts_server=True,
     persistent_files=POLICY_FILES,
-    version=3,  # wrong answers are faulty, also if they follow from an earlier error
+    version=4,  # chains with each kind of mistake
     summarize=summarize,
 )

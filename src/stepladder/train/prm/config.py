@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 from stepladder.core.registry import Registry
 from stepladder.core.step_scorer import Derived
 from stepladder.models import absolute_if_folder
+from stepladder.oracle.corruptions import Mistake
 from stepladder.train.loop.config import TrainingConfig
 
 #: (better, worse, margins) -> one loss per pair; the first is the default.
@@ -64,8 +65,14 @@ class PRMConfig(TrainingConfig):
     episodes: NonNegativeInt = 0
     num_generations: PositiveInt = 2
     temperature: NonNegativeFloat = 1.0
-    #: Trees: total loss weight of the other tokens of a step, relative to its last token. Dense supervision helps small
-    #: models to learn where a step goes wrong.
+    #: Verdicts: kinds of mistakes of `chains` and `corruptions` to train without, to examine whether the model knows
+    #: them nevertheless. Mistakes of the policy in trees and episodes are never left out.
+    leave_out: tuple[Mistake, ...] = ()
+    #: Score a query with the passages that it found, at the last token of these (ProRAG), and every other step where it
+    #: ends. Stored with the reward model. Guided search then retrieves for every candidate. Not for pairs.
+    score_after_retrieval: bool = False
+    #: Trees: total loss weight of the other tokens that the policy wrote in a step, relative to the one that is scored.
+    #: Dense supervision helps small models to learn where a step goes wrong.
     dense: NonNegativeFloat = 0.0
     #: Maximum tokens of a state with its step; longer histories are truncated on the left. Null: the context length.
     max_length: PositiveInt | None = None
@@ -78,17 +85,28 @@ class PRMConfig(TrainingConfig):
             (PAIR_LOSSES if self.objective == "pairs" else STEP_LOSSES).checked(self.loss_type)
         return self
 
+    @model_validator(mode="after")
+    def _has_passages(self) -> Self:
+        if self.score_after_retrieval and self.objective == "pairs":
+            raise ValueError(
+                "score_after_retrieval needs trees or episodes: objective verdicts or values (a pair of steps has no "
+                "passages)"
+            )
+        return self
+
     def unused(self) -> Mapping[str, str]:
         """Settings of other objectives and data."""
         found = {}
         if self.objective != "verdicts":
-            extra = [name for name in ("chains", "corruptions", "episodes") if getattr(self, name)]
+            extra = [name for name in ("chains", "corruptions", "episodes", "leave_out") if getattr(self, name)]
             found = dict.fromkeys(extra, f"with objective: {self.objective} (verdicts label them)")
             found["derived"] = f"with objective: {self.objective} (it is a kind of verdict)"
         elif not self.chains and not self.chain_answers:
             found["chain_answers"] = "with chains: 0 (it is about their answers)"
         elif self.corruptions and not self.chains:
             found["corruptions"] = "with chains: 0 (it is the number of corrupted copies of each gold trajectory)"
+        if self.objective == "verdicts" and self.leave_out and not self.chains:
+            found["leave_out"] = "with chains: 0 (it is about mistakes in them)"
         if self.objective == "pairs":
             found |= dict.fromkeys(("dense", "dev_share"), "with objective: pairs (they are for trees)")
         else:
@@ -103,4 +121,5 @@ class PRMConfig(TrainingConfig):
         unused = frozenset() if self.episodes else frozenset({"episodes", "num_generations", "temperature"})
         unused |= {"derived"} if self.derived == "unjudged" else frozenset()
         unused |= {"chain_answers"} if self.chain_answers else frozenset()
+        unused |= {name for name in ("leave_out", "score_after_retrieval") if not getattr(self, name)}
         return super().inert() | unused | {"reencode"}  # which allows, and changes nothing

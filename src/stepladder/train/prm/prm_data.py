@@ -142,10 +142,9 @@ def _valued(question_id: str, inputs: Iterable[PRMInput], known: Sequence[float 
         found = [known[step] for step in each.steps]
         valued = [index for index, value in enumerate(found) if value is not None]
         if valued:
-            steps, starts, ends = (
-                tuple(column[index] for index in valued) for column in (each.steps, each.starts, each.ends)
-            )
-            kept.append(PRMInput(each.tokens[: ends[-1] + 1], steps, starts, ends))
+            steps, ends = (tuple(column[index] for index in valued) for column in (each.steps, each.ends))
+            others = tuple(each.others[index] for index in valued)
+            kept.append(PRMInput(each.tokens[: ends[-1] + 1], steps, ends, others))
             values += [value for value in found if value is not None]
     return PRMExample(question_id, tuple(kept), values=tuple(values)) if kept else None
 
@@ -181,8 +180,8 @@ def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_len
 def _other_tokens(
     inputs: Sequence[PRMInput], values: Sequence[float], dense: float
 ) -> Iterator[tuple[int, int, float, float]]:
-    """The tokens of steps except the last ones: row, column, the value of the step, and the weight of the token."""
+    """The tokens of steps that are not scored: row, column, the value of the step, and the weight of the token."""
     value = iter(values)
     for row, each in enumerate(inputs):
-        for start, end, of_step in zip(each.starts, each.ends, value):
-            yield from ((row, column, of_step, dense / (end - start)) for column in range(start, end))
+        for others, of_step in zip(each.others, value):
+            yield from ((row, column, of_step, dense / len(others)) for column in others)

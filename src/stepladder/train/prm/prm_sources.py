@@ -124,14 +124,16 @@ def tree_examples(
 
 
 def _gold_and_corrupted(config: PRMConfig, context: TrainingContext, questions: Sequence[Question]) -> list[Trajectory]:
-    """Gold trajectories, their control variants, and copies with one mistake each."""
+    """Gold trajectories, their control variants, and copies with one mistake each, without the kinds left out."""
     agent, retriever, episode = context.agent, context.retriever, context.episode
     control = control_chains(agent, questions, retriever, episode, seed=context.seed)
     # fixed label: renaming it would change every run
     rng = random.Random(seed_of(context.seed, "spoilt"))  # word-check: ignore
     corruptor = Corruptor(agent, retriever, episode.k, questions, rng)
-    corrupted = [each for gold in control["gold"] for each in corruptor.corrupt(gold, config.corruptions)]
-    return [chain for each in control.values() for chain in each] + corrupted
+    corrupted = [
+        each for gold in control["gold"] for each in corruptor.corrupt(gold, config.corruptions, config.leave_out)
+    ]
+    return [chain for kind, each in control.items() if kind not in config.leave_out for chain in each] + corrupted
 
 
 def _check_tokenizers(config: PRMConfig, policy: str | Path) -> None:

@@ -193,7 +193,8 @@ def train_prm(model: str | Path, context: TrainingContext, config: PRMConfig, ma
         patch_step_forward(prm)
         text = prm.config.get_text_config()
         max_length = config.max_length or context_limit_of(text)
-        builder = PRMInputBuilder(Encoding(tokenizer), max_length, text.pad_token_id, retokenize=config.retokenize)
+        options = {"retokenize": config.retokenize, "after_retrieval": config.score_after_retrieval}
+        builder = PRMInputBuilder(Encoding(tokenizer), max_length, text.pad_token_id, **options)
         train, dev, counts = make_examples(builder)
         if not train:
             raise StepladderError("there are no examples to train a reward model on")
@@ -218,7 +219,8 @@ def train_prm(model: str | Path, context: TrainingContext, config: PRMConfig, ma
         assert checkpoint is not None  # the initial model is never evaluated, so it cannot be the best
         with compute.processes.main_first():
             if compute.processes.is_main_process:
-                _write(context.folder / "reward", model, checkpoint, tokenizer, DTYPES.get(context.dtype, stored))
+                dtype = DTYPES.get(context.dtype, stored)
+                _write(context.folder / "reward", model, checkpoint, tokenizer, dtype, config)
     best = {
         f"held_out_{name.removeprefix('dev_')}": value
         for name, value in (metrics.best or {}).items()
@@ -255,7 +257,12 @@ def _dev_evaluator(
 
 
 def _write(
-    folder: Path, source: str | Path, checkpoint: Path, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype
+    folder: Path,
+    source: str | Path,
+    checkpoint: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    config: PRMConfig,
 ) -> None:
     """Write the weights of a checkpoint as an ordinary model folder, LoRA merged."""
     model: Any
@@ -264,4 +271,4 @@ def _write(
         model = PeftModel.from_pretrained(base.float(), str(checkpoint)).merge_and_unload()
     else:
         model, _ = load_reward_model(checkpoint, torch.float32, tokenizer)
-    ProcessRewardModel(model, tokenizer).save(folder, dtype)
+    ProcessRewardModel(model, tokenizer, score_after_retrieval=config.score_after_retrieval).save(folder, dtype)
