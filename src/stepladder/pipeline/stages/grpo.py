@@ -10,7 +10,16 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
+from stepladder.pipeline.stage import (
+    POLICY,
+    REWARD,
+    FinishedStage,
+    Labels,
+    StageResult,
+    StageSpec,
+    Task,
+    sampled_questions,
+)
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.train.grpo.config import GRPOConfig
 
@@ -93,6 +102,12 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     return chosen
 
 
+def labels_used(stage: FinishedStage) -> Labels:
+    """The answers, and the decompositions if the gold judge scores the steps."""
+    settings: GRPOConfig = stage.settings
+    return Labels.of(questions_used(stage), decompositions=settings.scores_steps and settings.scorer == "gold")
+
+
 STAGE = StageSpec(
     GRPOConfig,
     run_grpo,
@@ -104,4 +119,5 @@ STAGE = StageSpec(
     not_fingerprinted=frozenset({"engine", "vllm_gpu_memory_utilization"}),
     summarize=summarize,
     questions=questions_used,
+    labels=labels_used,
 )

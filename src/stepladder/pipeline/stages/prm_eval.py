@@ -44,7 +44,7 @@ from stepladder.oracle.control_chains import control_chains
 from stepladder.oracle.corruptions import CORRUPTIONS, Corruptor
 from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
+from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task, no_labels
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
 from stepladder.pipeline.workers.rollout_workers import check_cluster
 from stepladder.pipeline.workers.scoring import StepScores, step_scores
@@ -277,4 +277,5 @@ STAGE = StageSpec(
     persistent_files=POLICY_FILES,
     version=4,  # chains with each kind of mistake
     summarize=summarize,
+    labels=no_labels,
 )

@@ -258,6 +258,7 @@ def episode_metrics(rows: Sequence[CreditedEpisode]) -> dict[str, Mean]:
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     scores = [score(trajectory) for trajectory in trajectories]
     stops = Counter(trajectory.stop for trajectory in trajectories)
+    generated = {id(step): step for step in steps}.values()  # once: branches of a tree share steps
     return {
         "reward": Mean.of(row.reward for row in rows),
         "f1": Mean.of(each.f1 for each in scores),
@@ -267,8 +268,8 @@ def episode_metrics(rows: Sequence[CreditedEpisode]) -> dict[str, Mean]:
         "step_limit": Mean(stops[StopReason.STEP_LIMIT], len(trajectories)),
         "answered": Mean(stops[StopReason.ANSWERED] + stops[StopReason.FORCED], len(trajectories)),
         "repeated": Mean(sum(map(_repeats, trajectories)), len(steps)),
-        # Branches of a tree share steps, which were generated once.
-        "written": Mean(sum(len(step.written.tokens) for step in {id(step): step for step in steps}.values()), None),
+        "written": Mean(sum(len(step.written.tokens) for step in generated), None),
+        "read": Mean(sum(step.usage.read for step in generated), None),
     }
 
 

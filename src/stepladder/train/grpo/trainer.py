@@ -209,6 +209,8 @@ def _numbers(
         "questions": min(questions, episodes // config.num_generations),  # with refills, at most
         "episodes": episodes,
         "tokens_sampled": round(sum(row["written"] for row in fresh)),
+        # Not counted in the rows of earlier versions.
+        "tokens_read": round(sum(row["read"] for row in fresh)) if all("read" in row for row in fresh) else None,
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
         "out_of_time": out_of_time(metrics, config),
