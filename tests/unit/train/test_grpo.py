@@ -39,7 +39,7 @@ from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.grpo import STAGE, run_grpo
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.credit.base import CreditedEpisode
 from stepladder.train.grpo.monitors import Alarm, AlarmName, read_alarms
 from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts

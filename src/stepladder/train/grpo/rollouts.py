@@ -16,7 +16,7 @@ from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize, score
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
-from stepladder.core.step_scorer import StepScorer, raise_errors, sigmoid
+from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.transformers.constrained import GrammarMasks
@@ -25,7 +25,10 @@ from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.agent_check import restarts_context
 from stepladder.train.grpo.config import TREE, GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree
+from stepladder.train.grpo.credit.base import CreditedEpisode
+from stepladder.train.grpo.credit.credit_group import credit_group
+from stepladder.train.grpo.credit.tree import branches_of
+from stepladder.train.grpo.evidence import EvidenceSource, Likelihood
 from stepladder.train.loop.compute import Precision
 from stepladder.train.transcripts.sampled_episodes import expect_some
 
@@ -98,12 +101,14 @@ class Rollouts:
         *,
         generating: Precision = nullcontext,
         scoring: Precision = nullcontext,
+        likelihood: Likelihood | None = None,
     ) -> None:
-        """`generating`, `scoring`: the precision of the policy and of the step scorer."""
-        if config.scores_steps and scorer is None:
-            raise StepladderError(f"mode '{config.mode}' needs a step scorer; the modes outcome and tree do not")
+        """`generating`, `scoring`: the precision of the policy and of the step scorer. `likelihood`: of gold answers,
+        for the potential of that name.
+        """
+        self.evidence = EvidenceSource(config, scorer, likelihood)
         check_single_context(agent)
-        self.driver, self.agent, self.config, self.scorer = driver, agent.in_single_context(), config, scorer
+        self.driver, self.agent, self.config = driver, agent.in_single_context(), config
         self.generating, self.scoring = generating, scoring
         sampling = replace(episode.sampling, temperature=config.temperature, top_p=config.top_p)
         self.episode = replace(episode, sampling=sampling)
@@ -113,20 +118,21 @@ class Rollouts:
         part of the seed, so that episodes do not depend on how processes share the questions.
         """
         started = time.monotonic()
-        scores: Sequence[Sequence[float | None]] = ()  # for each episode those of its steps
+        nodes: list[list[list[int]]] = []
         with self.generating():  # which also brings the weights to the engine
             synced = time.monotonic()
-            groups = self._trees(questions, seed, first) if self.config.mode == TREE else []
-            sampled = self._samples(questions, seed, first) if self.config.mode != TREE else []
+            if self.config.mode == TREE:
+                sampled, nodes = self._trees(questions, seed, first)
+            else:
+                sampled = self._samples(questions, seed, first)
+            played = self.evidence.continue_states(self.driver, self.agent, self.episode, sampled, seed, first)
         scored = time.monotonic()
-        if self.config.scores_steps:
-            assert self.scorer is not None
-            with self.scoring():
-                scores = raise_errors(self.scorer.score_logits([each for group in sampled for each in group]))
-        if sampled:
-            remaining = iter(scores)
-            own = [[next(remaining) for _ in group] if scores else None for group in sampled]
-            groups = [credit_group(group, each, self.config) if group else [] for group, each in zip(sampled, own)]
+        with self.scoring():
+            fetched = self.evidence.fetch(sampled, nodes, played)
+        groups = [
+            credit_group(group, self.config, evidence) if group else []
+            for group, evidence in zip(sampled, fetched.groups, strict=True)
+        ]
         ended = time.monotonic()
         if self.driver.engine is not None:
             self.driver.engine.on_idle()  # the weights will change, and the update needs the memory
@@ -139,8 +145,11 @@ class Rollouts:
             "rollout_seconds": Mean(round(scored - synced, 4), None),
             "scoring_seconds": Mean(round(ended - scored, 4), None),
         }
-        if judged := [sigmoid(score) for each in scores for score in each if score is not None]:
-            metrics["step_score"] = Mean.of(judged)
+        metrics["written"] = Mean(metrics["written"].total + played.written, None)
+        if fetched.read is not None:
+            metrics["read"] = Mean(fetched.read, None)
+        if fetched.logits:
+            metrics["step_score"] = Mean.of(map(sigmoid, fetched.logits))
         return RolloutBatch(tuple(row for group in filled for row in group), metrics)
 
     @property
@@ -164,7 +173,10 @@ class Rollouts:
             for start in range(0, len(sampled), count)
         ]
 
-    def _trees(self, questions: Sequence[Question], seed: int, first: int) -> list[list[CreditedEpisode]]:
+    def _trees(
+        self, questions: Sequence[Question], seed: int, first: int
+    ) -> tuple[list[list[Trajectory]], list[list[list[int]]]]:
+        """The branches of a tree for each question, and the nodes that their steps are."""
         stems = self.config.tree.stems
         grow = partial(branching, stems=stems, branches=self.config.num_generations - stems)
         jobs = [
@@ -172,7 +184,8 @@ class Rollouts:
             for index, question in enumerate(questions, first)
         ]
         trees = [each.value for each in expect_some(self.driver.run(jobs))]
-        return [[] if tree is None else credit_tree(tree, self.config) for tree in trees]
+        found = [([], []) if tree is None else branches_of(tree) for tree in trees]
+        return [episodes for episodes, _ in found], [nodes for _, nodes in found]
 
     def _filled(self, group: Sequence[CreditedEpisode], question: Question) -> list[CreditedEpisode]:
         """Exactly `num_generations` rows: failed episodes are replaced by ones with an empty loss mask."""

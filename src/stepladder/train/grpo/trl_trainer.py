@@ -29,7 +29,7 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
 from stepladder.train.grpo.allowed_tokens import allowed_tokens
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.credit.base import CreditedEpisode
 from stepladder.train.grpo.importance import ImportanceCorrection
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
 from stepladder.train.grpo.rollback import RollbackCheckpoints
