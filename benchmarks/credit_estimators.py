@@ -33,22 +33,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stepladder.data.atlas.entity_graph import distances_to_answer
-from stepladder.train.grpo.answer_likelihood import AnswerLikelihood
-from stepladder.train.grpo.credit.base import Evidence
-from stepladder.train.grpo.credit.credit_group import credit_group
 
 from credit_states import read
 from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import raise_errors
 from stepladder.core.trace import Segment, Step, Trajectory
+from stepladder.data.atlas.entity_graph import distances_to_answer
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.explore.episode import episode
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
+from stepladder.train.grpo.answer_likelihood import AnswerLikelihood
 from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.credit.base import Evidence
+from stepladder.train.grpo.credit.credit_group import credit_group
 
 #: Continuations that the true advantages are from; the others are for the estimators.
 TRUE = 64

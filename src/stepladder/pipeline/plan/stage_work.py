@@ -13,6 +13,7 @@ from typing import Any
 from stepladder.pipeline.plan.transcript_profile import TranscriptProfile
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, SERVER
+from stepladder.train.grpo.credit.base import Need
 
 #: Kinds of stages that train a policy.
 _POLICY_KINDS = ("sft", "rft", "dpo", "grpo")
@@ -389,5 +390,15 @@ class WorkModel:
             profile.context, profile.longest, extra_forward=extra, saves=math.ceil(updates / every), low=0.7, high=1.2,
         )  # fmt: skip
         scored = episodes * profile.tokens if settings.needs_reward_model else 0.0
+        if Need.ANSWER_LOGPS in settings.needs:  # every state is read once, on average half an episode
+            scored = episodes * profile.tokens * profile.steps / 2
         note = f"{updates:,} updates of {settings.batch_size:,} episodes"
-        return StageWork((rollouts, *dev), training, scored, notes=(note,))
+        return StageWork((rollouts, *self._continuations(settings, episodes), *dev), training, scored, notes=(note,))
+
+    def _continuations(self, settings: Any, episodes: float) -> tuple[Generation, ...]:
+        """What GRPO plays on from every state but the first, on average half an episode."""
+        if Need.CONTINUATIONS not in settings.needs:
+            return ()
+        each = settings.num_continuations * max(self.profile.steps - 1, 0)
+        at_once = settings.batch_size * each
+        return (self._episodes("continuations", episodes * each / 2, by="trainer", at_once=at_once),) if each else ()
