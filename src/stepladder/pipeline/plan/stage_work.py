@@ -340,19 +340,10 @@ class WorkModel:
         tokens = settings.num_train_epochs * examples * example
         saves = max(math.ceil(updates / (settings.eval_steps or per_epoch)), 1)
         longest = min(settings.max_length or profile.longest, profile.longest)
-        training = Training(
-            tokens,
-            0.0,
-            updates,
-            settings.batch_size,
-            example,
-            longest,
-            extra_forward=0.11,
-            saves=saves,
-            low=0.6,
-            high=1.6,
-            made=examples,
-        )  # a tenth of the examples is held out
+        training = Training(  # a tenth of the examples is held out
+            tokens, 0.0, updates, settings.batch_size, example, longest,
+            extra_forward=0.11, saves=saves, low=0.6, high=1.6, made=examples,
+        )  # fmt: skip
         return StageWork(generations, training, notes=(f"about {examples:,.0f} examples: depends on the trees",))
 
     def _dpo(self, stage: Stage) -> StageWork:

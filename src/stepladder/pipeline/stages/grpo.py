@@ -30,8 +30,8 @@ def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResu
 
 
 def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
-    """Requires answers, what the estimator needs of questions, a dev split if checkpoints are evaluated, an agent with one
-    context per episode, an index if it searches, and vLLM if it generates.
+    """Requires answers, what the estimator needs of questions, a dev split if checkpoints are evaluated, an index if it
+    searches, vLLM if it generates, and an agent with one context per episode.
     """
     from stepladder.train.grpo.rollouts import check_single_context
 

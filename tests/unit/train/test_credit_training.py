@@ -22,7 +22,6 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.get("potential", "-".join(map(str, mode.values()))))
 def test_every_estimator_trains(tmp_path: Path, mode: dict[str, Any]) -> None:
     settings = type(SETTINGS).read({**PLAIN, **SHORT, **mode})
@@ -45,7 +44,6 @@ def test_every_estimator_trains(tmp_path: Path, mode: dict[str, Any]) -> None:
     assert report.numbers["tokens_sampled"] == sum(row["written"] for row in rows)
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_continuations(tmp_path: Path) -> None:
     settings = type(SETTINGS).read({**PLAIN, **SHORT, "mode": "gain", "potential": "monte-carlo"})
     one, other = (train(tmp_path / name, settings) for name in ("1", "2"))
