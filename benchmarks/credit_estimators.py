@@ -340,7 +340,7 @@ def summary(estimate_SAD: np.ndarray, truth_SA: np.ndarray, written: float, read
         "correlation": correlation(estimate_SAD, truth_SA),
         "low": float(np.percentile(resampled, 2.5)),
         "high": float(np.percentile(resampled, 97.5)),
-        "sign": float(right[np.broadcast_to(clear, right.shape)].mean()),
+        "sign": float(right[np.broadcast_to(clear, right.shape)].mean()) if clear.any() else 0.5,
         "bias": max(remaining, 0.0) ** 0.5,
         "deviation": variance**0.5,
         "written": written,

@@ -36,6 +36,10 @@ def test_an_estimator_that_says_the_same_everywhere_knows_nothing(benchmark: Any
     assert found["bias"] == pytest.approx(np.sqrt((TRUTH**2).mean()))
 
 
+def test_without_a_clear_advantage_no_sign_is_right_or_wrong(benchmark: Any) -> None:
+    assert benchmark.summary(np.ones((2, 4, 3)), TRUTH / 10, 100.0, 10.0)["sign"] == 0.5
+
+
 def test_noise_is_deviation_and_not_bias(benchmark: Any) -> None:
     noise = np.random.default_rng(0).normal(0, 0.3, (2, 4, 4000))
     found = benchmark.summary(TRUTH[:, :, None] + noise, TRUTH, 1000.0, 0.0)
