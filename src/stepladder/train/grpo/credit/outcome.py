@@ -20,7 +20,8 @@ def episode_advantages(group: EpisodeGroup, settings: GRPOConfig) -> Floats:
     if together:
         return found
     formats_G = np.asarray(group.format_rewards, dtype=np.float64)
-    return found + settings.format_weight * (formats_G - formats_G.mean())
+    found += settings.format_weight * (formats_G - formats_G.mean())
+    return found
 
 
 def _outcome(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
