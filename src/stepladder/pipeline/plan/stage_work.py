@@ -364,32 +364,37 @@ class WorkModel:
     def _grpo(self, stage: Stage) -> StageWork:
         settings: Any = stage.settings
         profile = self.profile
-        per_update = settings.batch_size // settings.num_generations
+        per_update, continued = settings.batch_size // settings.num_generations, self._continued(settings)
         batches = max(math.floor(settings.num_train_epochs * settings.questions / per_update), 1)
-        updates, episodes = batches * settings.num_iterations, batches * settings.batch_size
-        per_epoch = max(settings.questions // per_update, 1)
-        dev, _ = self._dev(settings, updates, per_epoch * settings.num_iterations)
+        # As shares of the groups of an update: those with a signal, and those that are sampled.
+        empty = 1 - self.constants["used_groups"]
+        most = 1.0 + settings.refill
+        used = 1 - empty**most if settings.drop_zero_std_groups else 1.0
+        sampled = sum(empty**number for number in range(1 + settings.refill))
+        if settings.token_budget is not None:
+            most, written = sampled, sampled * settings.batch_size * max(profile.written, 1)
+            batches = min(batches, math.ceil(settings.token_budget / written / (1 + continued)))
+        updates, episodes = batches * settings.num_iterations, sampled * batches * settings.batch_size
+        dev, _ = self._dev(settings, updates, max(settings.questions // per_update, 1) * settings.num_iterations)
         dev = tuple(replace(each, resets=0) for each in dev)  # it keeps the engine's memory
         rollouts = self._episodes("rollouts", episodes, by="trainer", at_once=settings.batch_size)
-        used = self.constants["used_groups"] if settings.drop_zero_std_groups else 1.0
-        tokens = used * settings.num_iterations * episodes * profile.tokens
+        rollouts = replace(rollouts, low=rollouts.low / sampled, high=rollouts.high * most / sampled)
+        tokens = used * updates * settings.batch_size * profile.tokens
         extra = (1.0 if settings.beta else 0.03) + (1.0 if settings.num_iterations > 1 else 0.0)
         every = min(settings.eval_steps or 5, 5)
         training = Training(
-            tokens, tokens * profile.written / profile.tokens, updates,
-            settings.batch_size // settings.gradient_accumulation_steps * settings.gradient_accumulation_steps,
-            profile.context, profile.longest, extra_forward=extra, saves=math.ceil(updates / every), low=0.7, high=1.2,
+            tokens, tokens * profile.written / profile.tokens, updates, settings.batch_size, profile.context,
+            profile.longest, extra_forward=extra, saves=math.ceil(updates / every), low=0.7, high=1.2,
         )  # fmt: skip
-        scored = episodes * profile.tokens if settings.needs_reward_model else 0.0
-        if Need.ANSWER_LOGPS in settings.needs:  # every state is read once, on average half an episode
-            scored = episodes * profile.tokens * profile.steps / 2
+        # For the likelihood of answers every state is read, on average half an episode.
+        share = profile.steps / 2 if Need.ANSWER_LOGPS in settings.needs else float(settings.needs_reward_model)
+        at_once = 2 * continued * settings.batch_size
+        more = self._episodes("continuations", continued * episodes, by="trainer", at_once=at_once)
+        generations = (rollouts, more, *dev) if continued else (rollouts, *dev)
         note = f"{updates:,} updates of {settings.batch_size:,} episodes"
-        return StageWork((rollouts, *self._continuations(settings, episodes), *dev), training, scored, notes=(note,))
+        return StageWork(generations, training, share * episodes * profile.tokens, notes=(note,))
 
-    def _continuations(self, settings: Any, episodes: float) -> tuple[Generation, ...]:
-        """What GRPO plays on from every state but the first, on average half an episode."""
-        if Need.CONTINUATIONS not in settings.needs:
-            return ()
-        each = settings.num_continuations * max(self.profile.steps - 1, 0)
-        at_once = settings.batch_size * each
-        return (self._episodes("continuations", episodes * each / 2, by="trainer", at_once=at_once),) if each else ()
+    def _continued(self, settings: Any) -> float:
+        """How many episodes' worth GRPO plays on per episode: from every state but the first, on average half of it."""
+        steps = max(self.profile.steps - 1, 0) if Need.CONTINUATIONS in settings.needs else 0
+        return float(settings.num_continuations * steps / 2)

@@ -62,6 +62,8 @@ def summarize(numbers: Numbers) -> StageSummary:
         ended = f"; stopped by {numbers['stopped_by']}, update {numbers['kept_update']:,} kept"
     elif numbers["out_of_time"]:
         ended = "; stopped by the time limit"
+    elif numbers.get("out_of_tokens"):
+        ended = "; stopped by the token budget"
     no_signal = f"{numbers['dropped_groups']:.0%}: all episodes of a group had the same reward"
     parts = ("sync", "rollout", "scoring", "update")
     seconds = {part: numbers[f"{part}_seconds"] for part in parts if f"{part}_seconds" in numbers}
@@ -72,6 +74,7 @@ def summarize(numbers: Numbers) -> StageSummary:
         {
             "updates": updates(numbers),
             "groups without signal": no_signal if numbers["dropped_groups"] else "",
+            "groups replaced": f"{numbers['refilled_groups']:,}" if numbers.get("refilled_groups") else "",
             "seconds": ", ".join(f"{part} {spent:.0f}" for part, spent in seconds.items()),
             "dev": measured(numbers, {"best_dev_f1": "F1"}),
             "alarms": ", ".join(numbers["alarms"]),
@@ -80,14 +83,14 @@ def summarize(numbers: Numbers) -> StageSummary:
 
 
 def questions_used(stage: FinishedStage) -> Iterable[str]:
-    """The questions that were rolled out before the stage ended."""
+    """The questions that were rolled out before the stage ended; if groups were replaced, all that may have been."""
     settings: GRPOConfig = stage.settings
     chosen = sampled_questions(stage, [each for each in stage.context.split("train") if each.answers])
     episodes = stage.summary.get("episodes")
     if not isinstance(episodes, int):
         raise StepladderError("the summary of this stage does not say how many episodes were rolled out")
     groups = episodes // settings.num_generations
-    if groups < len(chosen):  # the first groups are of distinct questions
+    if groups < len(chosen) and not stage.summary.get("refilled_groups"):  # the first groups are of distinct questions
         from stepladder.train.grpo.trainer import schedule  # imports torch and trl
 
         order, _ = schedule(len(chosen), settings, stage.seed)

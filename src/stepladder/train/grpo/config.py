@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
@@ -30,6 +39,25 @@ ESTIMATORS: Registry[AdvantageEstimator] = Registry(
 #: The mode that samples trees instead of independent episodes.
 TREE = "tree"
 Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+#: trl's names of loss types that mean the same, and why others are refused.
+_TRL_LOSS_TYPES = {"dapo": "token", "grpo": "sequence"}
+_OTHER_LOSS_TYPES = {
+    "bnpo": "the mean over the tokens of each microbatch depends on how many fit into memory: use token",
+    "dr_grpo": "an episode has no max_completion_length to divide by: use token, with another learning_rate",
+}
+
+
+def _own_loss_type(name: object) -> object:
+    if not isinstance(name, str):
+        return name
+    if name in _OTHER_LOSS_TYPES:
+        raise ValueError(f"{name} is not supported: {_OTHER_LOSS_TYPES[name]}")
+    return _TRL_LOSS_TYPES.get(name, name)
+
+
+LossType = Literal["token", "step", "sequence"]
 
 
 class RewardConfig(Config):
@@ -133,6 +161,9 @@ class GRPOConfig(PolicyTrainingConfig):
     num_train_epochs: PositiveFloat = 1
     #: Stop after this many minutes of updates, if that is earlier. The result then depends on the machine.
     minutes: PositiveFloat | None = None
+    #: Stop after the update in which the tokens that the policy has written in episodes reach this number, if that is
+    #: earlier. Episodes without a signal count too, so that trainings with the same budget cost about the same.
+    token_budget: PositiveInt | None = None
     #: Updates per batch of episodes.
     num_iterations: PositiveInt = 1
     temperature: PositiveFloat = 1.0
@@ -191,6 +222,12 @@ class GRPOConfig(PolicyTrainingConfig):
     epsilon_high: PositiveFloat | None = None
     #: Skip the computation of groups whose rewards are all equal: their advantages are 0.
     drop_zero_std_groups: bool = True
+    #: Replace groups without a signal by groups of further questions, in at most this many rounds (DAPO's dynamic
+    #: sampling). 0: such groups are not replaced, so that some updates learn from fewer groups.
+    refill: NonNegativeInt = 0
+    #: What the loss is a mean of: all tokens of the update (trl's `dapo`); the means of its steps; or the means of its
+    #: episodes (trl's `grpo`).
+    loss_type: Annotated[LossType, BeforeValidator(_own_loss_type)] = "token"
     #: Accept transcripts of another tokenizer than the PRM's and tokenize their text again.
     retokenize: bool = False
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "constant"
@@ -256,9 +293,11 @@ class GRPOConfig(PolicyTrainingConfig):
             )
 
     def inert(self) -> frozenset[str]:
-        """Settings of later versions, `derived` among them, unless they are set; and how much memory vLLM takes."""
+        """Settings that are newer than runs, and how vLLM's rounding is corrected, unless they are set; and how much
+        memory vLLM takes.
+        """
         fields = type(self).model_fields
-        optional = ("derived", *SINCE, *self._vllm_names("importance"))
+        optional = ("derived", "refill", "token_budget", "loss_type", *SINCE, *self._vllm_names("importance"))
         unset = {name for name in optional if getattr(self, name) == fields[name].default}
         return super().inert() | unset | {"vllm_max_model_length"}
 

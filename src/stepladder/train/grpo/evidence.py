@@ -64,9 +64,10 @@ class EvidenceSource:
         self.config, self.scorer, self.likelihood = config, scorer, likelihood
 
     def continue_states(
-        self, driver: Driver, agent: Agent, episode: EpisodeConfig, groups: Groups, seed: int, first: int
+        self, driver: Driver, agent: Agent, episode: EpisodeConfig, groups: Groups, seed: int, places: Sequence[int]
     ) -> Continuations:
-        """Play on from every state of every episode, if the estimator needs it. `first`: as in `Rollouts.generate`.
+        """Play on from every state of every episode, if the estimator needs it. `places`: of the groups among all of
+        the update, part of the seed.
 
         From the question alone the episodes of the group continue. Equal states of a group are continued once.
         """
@@ -75,7 +76,7 @@ class EvidenceSource:
         count = self.config.num_continuations
         states = {
             key: replace(each, steps=each.steps[:state], stop=None)
-            for number, group in enumerate(groups, first)
+            for number, group in zip(places, groups, strict=True)
             for each in group
             for state in range(1, len(each.steps))
             for key in [_key(number, each, state)]
@@ -95,7 +96,7 @@ class EvidenceSource:
         )
         found = [
             [[group, *(by_state[_key(number, each, state)] for state in range(1, len(each.steps)))] for each in group]
-            for number, group in enumerate(groups, first)
+            for number, group in zip(places, groups, strict=True)
         ]
         return Continuations(found, written)
 

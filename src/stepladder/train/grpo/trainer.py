@@ -38,9 +38,10 @@ from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit.base import Need
 from stepladder.train.grpo.credit.requirements import check_questions
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
+from stepladder.train.grpo.refill import Refills
 from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
-from stepladder.train.grpo.trl_trainer import BEFORE_UPDATE, EpisodeTrainer, out_of_time
+from stepladder.train.grpo.trl_trainer import BEFORE_UPDATE, EpisodeTrainer, out_of_time, out_of_tokens
 from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
@@ -96,6 +97,7 @@ def train_grpo(
             likelihood=_answer_likelihood(session, context, config),
         )
         order, updates = schedule(len(questions), config, context.seed)
+        refills = Refills(questions, order, config.batch_size // config.num_generations, context.seed)
         dev_eval = session.dev_evaluator(config.dev_questions, keep_cache=True)
 
         def trainer(arguments: TrainingArguments) -> BaseTrainer:
@@ -108,6 +110,7 @@ def train_grpo(
                 args=arguments,
                 rollouts=rollouts,
                 reference=reference,
+                refills=refills,
                 train_dataset=Dataset.from_dict({"prompt": [dumps(questions[index]) for index in order]}),
                 eval_dataset=Dataset.from_dict({"prompt": [dumps(questions[0])]}),  # only its presence matters
                 processing_class=session.policy.tokenizer,
@@ -117,7 +120,8 @@ def train_grpo(
         checkpoints = usable_checkpoints(context.folder, session.compute, context.folder / ALARMS)
         alarms = read_alarms(context.folder / ALARMS)
         metrics = MetricsLog(context.folder / "curves.jsonl", last_step=max(checkpoints.complete, default=0))
-        if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or out_of_time(metrics, config)):
+        ended = any(alarm.stopped for alarm in alarms) or out_of_time(metrics, config) or out_of_tokens(metrics, config)
+        if checkpoints.complete and ended:
             # An earlier call reached this end and was killed after it.
             checkpoint = best_checkpoint(checkpoints, metrics)
         else:
@@ -201,7 +205,7 @@ def _grpo_arguments(config: GRPOConfig) -> dict[str, Any]:
         "generation_batch_size": config.batch_size,
         "shuffle_dataset": False,  # `schedule` made the order: the same after a resume
         "beta": config.beta if config.lora is not None else 0.0,  # without LoRA the reference is ours
-        "loss_type": "dapo",  # the mean over all tokens of the update
+        "loss_type": "dapo",  # the mean over all tokens of the update, which `token_rows.py` gives weights
         "max_completion_length": None,  # nothing is truncated: the episode has its own limits
     }
 
@@ -212,20 +216,24 @@ def _numbers(
     rows = metrics.updates
     fresh = rows[:: config.num_iterations]  # the other updates use the same episodes
     window = min(5, max(len(fresh) // 2, 1))  # single updates are noisy: their questions differ
+    refilled = round(sum(row.get("refilled", 0) for row in fresh))
+    episodes = len(fresh) * config.batch_size + refilled * config.num_generations
 
     def mean(name: str, some: Sequence[Row]) -> float:
         return float(np.mean([row[name] for row in some]))
 
     numbers: dict[str, object] = {
         "mode": config.mode,
-        "questions": min(questions, len(fresh) * config.batch_size // config.num_generations),
-        "episodes": len(fresh) * config.batch_size,
+        "questions": min(questions, episodes // config.num_generations),  # with refills, at most
+        "episodes": episodes,
         "tokens_sampled": round(sum(row["written"] for row in fresh)),
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
         "out_of_time": out_of_time(metrics, config),
+        "out_of_tokens": out_of_tokens(metrics, config),
         "kept_update": 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-")),
         "dropped_groups": mean("dropped_groups", fresh),
+        "refilled_groups": refilled,
     }
     for name in ("reward", "f1"):
         numbers |= {f"first_{name}": mean(name, fresh[:window]), f"last_{name}": mean(name, fresh[-window:])}

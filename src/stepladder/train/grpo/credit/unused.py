@@ -18,7 +18,7 @@ def unused_credit(settings: "GRPOConfig") -> dict[str, str]:
     mode = settings.mode
     found: dict[str, str] = {}
     if mode in ("outcome", "tree"):
-        names = (*_SCORER, *_STEP_REWARDS, "process_weight")
+        names = ("process_weight", *_STEP_REWARDS, *_SCORER)
         found |= dict.fromkeys(names, f"with mode: {mode} (it scores no steps)")
     if mode == "process":
         found |= {
