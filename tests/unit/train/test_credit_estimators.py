@@ -151,6 +151,14 @@ def test_settings_without_effect_are_refused(changes: dict[str, object], message
 
 
 def test_settings_that_came_later_do_not_make_older_runs_stale() -> None:
-    later = {"outcome_weight", "potential", "num_continuations", "normalize_rewards", "format_weight", "std"}
+    later = {
+        "center_gains",
+        "outcome_weight",
+        "potential",
+        "num_continuations",
+        "normalize_rewards",
+        "format_weight",
+        "std",
+    }
     assert later <= settings(mode="dual").inert()
     assert "outcome_weight" not in settings(mode="dual", outcome_weight=0.5).inert()

@@ -100,6 +100,20 @@ def test_apart_the_format_has_an_advantage_of_its_own() -> None:
     assert found == [pytest.approx([0.1] * 3), pytest.approx([-0.1] * 2)]
 
 
+def test_centered_gains_are_relative_to_the_group_at_the_same_step() -> None:
+    known = Evidence(answer_logps=[[math.log(0.5), math.log(0.7), math.log(0.9)], [math.log(0.5), math.log(0.1)]])
+    group = [answered("Velm"), ended(step(QUERY), step(ANSWER, "Oss"))]
+    assert gains(group, "likelihood", known) == [pytest.approx([0.2, 0.2, 0.1]), pytest.approx([-0.4, -0.1])]
+    found = gains(group, "likelihood", known, center_gains=True)
+    assert found == [pytest.approx([0.3, 0.15, 0.1]), pytest.approx([-0.3, -0.15])], "nothing is like the third step"
+
+
+def test_a_group_of_failures_loses_nothing_by_centered_gains() -> None:
+    known = Evidence(answer_logps=[[math.log(0.5)] * 2] * 3)
+    assert gains([broken()] * 3, "likelihood", known) == [pytest.approx([0, -1.5])] * 3
+    assert gains([broken()] * 3, "likelihood", known, center_gains=True) == [pytest.approx([0, 0])] * 3
+
+
 def test_the_outcome_may_stand_beside_gains() -> None:
     group = [answered("Velm"), answered("Oss")]
     known = Evidence(answer_logps=[[math.log(0.5)] * 3] * 2)

@@ -24,6 +24,7 @@ MODES = [
     {"mode": "tree", "tree": {"credit": "branches"}},
     *({"mode": "gain", "potential": each, "outcome_weight": 0} for each in POTENTIALS),
     {"mode": "gain", "potential": "recall", "normalize_rewards": "apart"},
+    {"mode": "gain", "potential": "graph", "center_gains": True},
 ]
 NAMES = ["-".join(str(each) for each in mode.values()) for mode in MODES]
 DISTANCES = {"p1": (2, 0), "p2": (0, 1), "p3": (5, None)}
@@ -116,7 +117,7 @@ def test_episodes_that_are_alike_have_no_advantage_over_each_other(
     states: list[list[list[Trajectory]]] = [[[] for _ in one.steps]] * count
     evidence = Evidence(scores, nodes, {}, [[None] * len(one.steps)] * count, states)
     found = advantages(group, mode, evidence)
-    if mode["mode"] in ("outcome", "tree"):
+    if mode["mode"] in ("outcome", "tree") or mode.get("center_gains"):
         assert all(each == pytest.approx((0.0,) * len(each)) for each in found)
     if mode["mode"] in ("process", "dual", "first-error") and plain:
         assert all(each == pytest.approx((0.0,) * len(each)) for each in found)
@@ -130,7 +131,9 @@ def test_episodes_that_are_alike_have_no_advantage_over_each_other(
 @given(groups())
 def test_gains_sum_to_the_last_potential_less_the_first(mode: dict[str, Any], some: Group) -> None:
     group, evidence = some
-    config = settings(**{**mode, "outcome_weight": 0, "process_weight": 1.0, "normalize_rewards": "together"})
+    config = settings(
+        **{**mode, "outcome_weight": 0, "process_weight": 1.0, "normalize_rewards": "together", "center_gains": False}
+    )
     rows = credit_group(group, config, evidence)
     rewards = [row.reward for row in rows]
     own = EpisodeGroup(group, rewards, rewards, rewards, evidence)

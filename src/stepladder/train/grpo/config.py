@@ -199,6 +199,9 @@ class GRPOConfig(PolicyTrainingConfig):
     potential: Literal["prm", "monte-carlo", "likelihood", "recall", "graph", "agreement"] = "prm"
     #: Continuations from every state, for the potentials `monte-carlo` and `agreement`.
     num_continuations: PositiveInt = 4
+    #: In `gain`, subtract from every gain the mean of the group's gains at the same step. Then episodes that are all
+    #: alike have no advantage, also where the potential is far from the reward that they come to.
+    center_gains: bool = False
     #: `together`: the reward of the format is part of what is divided by the group's deviation (ProRAG). `apart`: only
     #: answers and step scores are; `format_weight` times the reward of the format, relative to the group, is added.
     normalize_rewards: Literal["together", "apart"] = "together"

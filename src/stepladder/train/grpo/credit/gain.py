@@ -10,8 +10,10 @@ sums, have no such limit: there an episode earns more by having more good steps,
 The end is (outcome reward - format bonus) / weight of F1: 1 for a right answer in the right format, 0 for a wrong one,
 less for a broken format. If potentials ended in one of their own instead, the answer would not be rewarded.
 
-Gains are neither compared with the group nor divided by its deviation: the potential before a step is its baseline, and
-potentials have the same range in every group, so that small differences stay small.
+Gains are not divided by the group's deviation: potentials have the same range in every group, so that small
+differences stay small. The potential before a step is its baseline. Where potentials are far from the rewards that
+episodes come to, all of a group may lose, or gain, by the same amount: `center_gains` subtracts the mean of the group
+at the same step.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,18 @@ from stepladder.train.grpo.credit.potentials import POTENTIALS, Values
 
 def _gain(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
     gains = step_gains(POTENTIALS[settings.potential].values(group), final_potentials(group, settings))
+    if settings.center_gains:
+        gains = centered_gains(gains)
     return dual_advantages(episode_advantages(group, settings), gains, settings.process_weight)
+
+
+def centered_gains(gains: Sequence[Floats]) -> list[Floats]:
+    """Gains relative to the mean of the group at the same step; as they are where only one episode has that step."""
+    means = np.zeros(max(map(len, gains), default=0))
+    for number in range(len(means)):
+        same = [each[number] for each in gains if len(each) > number]
+        means[number] = np.mean(same) if len(same) > 1 else 0.0
+    return [each - means[: len(each)] for each in gains]
 
 
 def final_potentials(group: EpisodeGroup, settings: GRPOConfig) -> list[float]:

@@ -6,7 +6,10 @@ if TYPE_CHECKING:
     from stepladder.train.grpo.config import GRPOConfig
 
 #: Settings that came after the first version. Unset, they are no part of a stage's fingerprint.
-SINCE = ("outcome_weight", "potential", "num_continuations", "normalize_rewards", "format_weight", "std")
+SINCE = (
+    "outcome_weight", "potential", "num_continuations", "center_gains", "normalize_rewards", "format_weight", "std",
+)  # fmt: skip
+_GAIN = ("potential", "num_continuations", "center_gains")
 _MODES = ("dual", "outcome", "process", "first-error", "gain", "tree")
 _SCORER = ("scorer", "retokenize", "monitors.f1_drop", "monitors.step_score_rise")
 _STEP_REWARDS = ("grade_answers", "normalize", "min_std", "rewards.step_format_bonus")
@@ -32,7 +35,7 @@ def unused_credit(settings: "GRPOConfig") -> dict[str, str]:
     if mode == "gain":
         found |= _unused_with_gain(settings)
     if mode in _MODES and mode != "gain":
-        found |= dict.fromkeys(("potential", "num_continuations"), f"with mode: {mode} (it has no potential)")
+        found |= dict.fromkeys(_GAIN, f"with mode: {mode} (it has no potential)")
     if mode in ("outcome", "process", "tree"):
         found["outcome_weight"] = f"with mode: {mode} (there are no two advantages to weigh)"
     if mode in _MODES and mode != "tree":
@@ -66,7 +69,7 @@ def _unused_with_gain(settings: "GRPOConfig") -> dict[str, str]:
     if potential not in ("monte-carlo", "agreement"):
         found["num_continuations"] = f"with potential: {potential} (nothing is continued)"
     if not settings.process_weight:
-        found |= dict.fromkeys(("potential", "num_continuations"), "with process_weight: 0")
+        found |= dict.fromkeys(_GAIN, "with process_weight: 0")
     if not settings.outcome_weight:
         found["std"] = "with mode: gain and outcome_weight: 0 (gains are not divided)"
     return found
