@@ -60,6 +60,7 @@ from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig, MonitorConfig
+from stepladder.train.grpo.refill import NextQuestion
 from stepladder.train.grpo.rollouts import Mean, RolloutBatch, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.base_trainer import TrainerHooks
@@ -107,7 +108,13 @@ class RolloutsByText(Rollouts):
         #: Through the network in the roll-out of this round; written in all rounds.
         self.tokens = self.written = 0
 
-    def generate(self, questions: Sequence[Question], seed: int, first: int = 0) -> RolloutBatch:  # noqa: ARG002
+    def generate(
+        self,
+        questions: Sequence[Question],
+        seed: int,
+        first: int = 0,  # noqa: ARG002
+        further: NextQuestion | None = None,  # noqa: ARG002
+    ) -> RolloutBatch:
         torch.manual_seed(seed_of(seed, self.ours.round))
         began = time.monotonic()
         sampled, written = self._episodes(questions, also_ended=True)
@@ -233,11 +240,13 @@ class OurRollouts(Rollouts):
         self.episodes: list[Trajectory] = []
         self.tokens = self.written = self.round = 0
 
-    def generate(self, questions: Sequence[Question], seed: int, first: int = 0) -> RolloutBatch:
+    def generate(
+        self, questions: Sequence[Question], seed: int, first: int = 0, further: NextQuestion | None = None
+    ) -> RolloutBatch:
         self.round += 1
         self.engine.on_idle()
         self.driver = Driver(self.engine, self.retriever)
-        self.sampled = super().generate(questions, seed_of(seed, self.round), first)
+        self.sampled = super().generate(questions, seed_of(seed, self.round), first, further)
         if failed := self.sampled.metrics["failed"].value:
             raise SystemExit(f"{failed:.0f} episodes failed: the ways would not do the same")
         self.episodes += [row.trajectory for row in self.sampled.rows]

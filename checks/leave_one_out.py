@@ -5,8 +5,9 @@
 For every seed, the stages sft and explore of the recipe prorag-nano are run once. Then one reward model is trained on
 all kinds of mistakes, and one for each kind without it (and without the kinds that resemble it). They start from the
 policy, because nano-critic was pretrained on such mistakes, and have few trees and no episodes: a policy makes mistakes
-of all kinds. Printed for each kind is the AUC of dev chains with that mistake against intact ones (by their lowest
-step), with and without the kind in training: means over seeds, with the 95% interval of their difference.
+of all kinds. Printed for each kind is how often a faulty step in dev chains with that mistake scores below a good step
+of intact chains (an AUC), with and without the kind in training: means over seeds, with the 95% interval of their
+difference.
 
 Everything is kept in DIR: the same command resumes.
 """
@@ -79,7 +80,8 @@ def aucs(seed: int, kind: str, folder: Path) -> dict[str, float]:
         shutil.copytree(base, trained)
     run(recipe_for(seed, kind), trained)
     summary = json.loads((trained / "eval-prm" / "examination" / "summary.json").read_text(encoding="utf-8"))
-    return {name: each["auc"] for name, each in summary["chains"].items() if "auc" in each}
+    found = {name: each.get("faulty_steps") for name, each in summary["chains"].items()}
+    return {name: each["mean"] for name, each in found.items() if each is not None}
 
 
 def row(kind: str, seen: Sequence[float], unseen: Sequence[float]) -> str:

@@ -21,10 +21,12 @@ from tests.support.launches import (
     LENGTHS,
     LOST,
     RECIPE,
+    REFILLED,
     SCENARIOS,
     free_port,
     save_model,
     train_all,
+    train_refilled,
     train_with_options,
 )
 from tests.support.shell import Shell
@@ -116,6 +118,18 @@ def test_lora_gradient_checkpointing_and_vllm_with_sharded_weights(launched: Any
     expected = {"gpu_memory_utilization": 0.3, "tensor_parallel_size": 1, "dtype": "bfloat16"}
     assert made[0] == made[1] == [{"distributed_executor_backend": "external_launcher", **expected}]
     assert json.loads((tmp_path / "vllm-0.json").read_text()) == [{"distributed_executor_backend": None, **expected}]
+
+
+def test_processes_replace_questions_without_a_signal_and_stop_together(launched: Any, tmp_path: Path) -> None:
+    folder, codes, printed = launched
+    assert codes["refill"] == [[LOST, -9], [0, 0]], printed
+    train_refilled(tmp_path, 0)
+    expect_same(folder / "refill" / "grpo", tmp_path)
+    rows = [row for row in plain_rows(tmp_path) if "loss" in row]
+    assert sum(row["refilled"] for row in rows) > 0
+    written = [row["written"] for row in rows]
+    assert sum(written[:-1]) < REFILLED["token_budget"] <= sum(written)
+    assert 3 <= len(rows) < 12, "before the schedule ends"
 
 
 def test_checkpoints_of_fsdp_need_fsdp(launched: Any) -> None:

@@ -21,6 +21,7 @@ from stepladder.evaluation.evaluator import load_scores
 from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
+from stepladder.reporting.studies.study_arms import prepare
 from stepladder.reporting.studies.study_runner import run_study
 from stepladder.reporting.studies.study_spec import Study
 from tests.support import openai_server
@@ -233,11 +234,19 @@ def test_the_arms_of_a_study_are_played_by_a_model_behind_a_server(
     stages = {"before": {"kind": "eval", "limit": 4}, "rank": {"questions": 2}, "after": {"kind": "eval", "limit": 4}}
     shared = {**DATA, "policy": "scripted", "engine": "openai", "server": {"base_url": server.url}}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump({**shared, "stages": stages}, sort_keys=False))
-    arms = {"few": ("stages.rank.n=2",)}
-    study = Study("small", "how many samples", str(tmp_path / "small.yaml"), arms, "before", "rank", "after", {})
-    run_study(study, tmp_path / "study", seeds=[0], jobs=1, console=Console(quiet=True))
-    for arm in arms:
+    definition = {
+        "name": "small",
+        "question": "How many samples?",
+        "recipe": str(tmp_path / "small.yaml"),
+        "arms": {"few": {"stages.rank.n": 2}, "many": {"stages.rank.n": 3}},
+        "baseline": "few",
+        "seeds": 1,
+        "estimand": {"stage": "after"},
+    }
+    study = prepare(Study.read(definition))
+    run_study(study, tmp_path / "study", jobs=1, console=Console(quiet=True))
+    for arm in study.arms:
         assert {searches for _, _, searches in result_of(tmp_path / "study" / "seed-0" / arm, "after")} == {1}
     samples = Counter(body.get("n", 1) for body in server.requests)
-    assert samples.keys() == {1, 2}
-    assert samples[1] == 2 * 4 * 2, "before, which the arm shares, and after: two calls per question"
+    assert samples.keys() == {1, 2, 3}
+    assert samples[1] == 2 * 4 * 3, "before, which the arms share, and twice after: two calls per question"

@@ -37,6 +37,10 @@ LENGTHS: dict[str, dict[str, Any]] = {
     "grpo": {"num_train_epochs": 1.5, "eval_steps": 1},
     "rft": {"num_train_epochs": 1.0, "eval_steps": 1, "dev_questions": 0},
 }
+#: The settings of `train_refilled`.
+REFILLED: dict[str, Any] = {
+    "mode": "outcome", "refill": 2, "num_generations": 2, "batch_size": 4, "num_train_epochs": 6, "token_budget": 250
+}  # fmt: skip
 #: Those whose processes are killed.
 KILLED = ("sft", "grpo")
 
@@ -172,6 +176,16 @@ def _undisturbed(folder: Path, trainer: str) -> list[list[int]]:
     return [launch(2, lambda _: train_one(trainer, folder / trainer))]
 
 
+def _refilled(folder: Path) -> list[list[int]]:
+    """Two processes, each of which replaces its own questions; the second one is killed, and both resume."""
+    return [launch(2, partial(train_refilled, folder / "grpo", dies=dies)) for dies in (1, -1)]
+
+
+def train_refilled(folder: Path, rank: int, dies: int = -1) -> None:
+    """GRPO whose questions often give no signal, until a number of tokens is written."""
+    train_one("grpo", folder, 3 if rank == dies else 0, **REFILLED)
+
+
 def _sharded(folder: Path) -> list[list[int]]:
     """Two processes with FSDP2, of which one is killed in the last training; one process without FSDP, and with it."""
 
@@ -256,6 +270,7 @@ SCENARIOS: dict[str, Callable[[Path], Any]] = {
         trainer: (_killed if trainer in KILLED else _undisturbed)(folder, trainer) for trainer in LENGTHS
     },
     "fsdp": _sharded,
+    "refill": _refilled,
     "options": _options,
     "recipe": _recipe,
     "one-gpu": _on_one_gpu,

@@ -25,8 +25,12 @@ from stepladder.reporting.charts.tree_diagram import tree_svg
 from stepladder.reporting.compare import compare_arms, comparison_json, group_by_seed, load_sources, write_comparison
 from stepladder.reporting.compare.compare_table import print_comparison
 from stepladder.reporting.report import write_report
-from stepladder.reporting.studies import STUDIES, find_study
+from stepladder.reporting.studies import built_in_studies, find_study
+from stepladder.reporting.studies.study_arms import prepare
 from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.study_json import plain_results
+from stepladder.reporting.studies.study_power import plan_power, print_power
+from stepladder.reporting.studies.study_registration import register
 from stepladder.reporting.studies.study_report import print_results, write_results
 from stepladder.reporting.studies.study_results import read_results
 from stepladder.reporting.studies.study_runner import jobs_of, run_study
@@ -88,34 +92,59 @@ def compare_command(
 @takes_groups
 def study_command(
     *,
-    name: Annotated[str | None, argument("NAME", "The study.", default="list all of them")] = None,
+    study: Annotated[
+        str | None,
+        argument("STUDY", "A study file (.yaml), or a built-in study.", default="list these"),
+    ] = None,
     out: Annotated[Path, path_option("DIR", "Folder of all studies; each has a subfolder.")] = Path("studies"),
-    seeds: Annotated[int, option("N", "Number of seeds: 0, 1, 2 ...", min=1)] = 5,
+    seeds: Annotated[int | None, option("N", "Number of seeds: 0, 1, 2 ...", "those of the study", min=1)] = None,
     jobs: Annotated[int, option("N", "Concurrent runs, which share cores and GPU.", min=1)] = 1,
+    power: Annotated[
+        Path | None,
+        path_option(
+            "PILOT",
+            "Only print how many seeds are needed, from a finished study (folder or study.json).",
+            "none",
+        ),
+    ] = None,
     options: RunOptions,
 ) -> None:
     """Compare training methods over several seeds: one recipe, one change each. The same command resumes."""
-    if name is None:
-        for each in STUDIES.values():
-            say(f"[bold]{each.name}[/]: {printable(each.about)}")
+    if study is None:
+        for name in built_in_studies():
+            say(f"[bold]{name}[/]: {printable(find_study(name).question)}")
         return
-    study = find_study(name)
-    path = out / study.name
+    read = find_study(study)
+    planned = prepare(read if seeds is None else read.model_copy(update={"seeds": seeds}), options.overrides or ())
+    if power is not None:
+        plan = plan_power(planned, power)
+        print_json(plan.plain()) if options.as_json else print_power(OUT, plan)
+        return
+    path = out / planned.name
     if next((each for each in (path, *path.parents) if each.exists()), path).is_file():
         raise StepladderError(f"--out: {path} cannot be a folder: a file is in the way")
-    changes, update = options.overrides or (), options.updating()["update"]
-    if update and (stale := _stale(job for seed in range(seeds) for job in jobs_of(study, path, seed, changes))):
+    registration = register(planned, path)
+    update = options.updating()["update"]
+    if update and (stale := _stale(job for seed in planned.seed_list for job in jobs_of(planned, path, seed))):
         options.confirm(stale)
+    failure = None
     with interruptible():
-        run_study(study, path, seeds=range(seeds), jobs=jobs, overrides=changes, update=update, console=ERR)
-    results = read_results(study, path, range(seeds))
+        try:
+            run_study(planned, path, jobs=jobs, update=update, console=ERR)
+        except StepladderError as error:  # the results of the other runs are still shown
+            failure = error
+    results = read_results(planned, path, registration)
+    if failure is not None and not any(arm.values for arm in results.arms):
+        raise failure
     chart = write_results(results, path)
     if options.as_json:
-        print_json(results.plain())
-        return
-    print_results(OUT, results)
-    if chart is not None:
+        print_json(plain_results(results))
+    else:
+        print_results(OUT, results)
+    if chart is not None and not options.as_json:
         say(f"\nchart: {printable(str(chart))}")
+    if failure is not None:
+        raise failure
 
 
 def _stale(jobs: Iterable[Job]) -> list[StaleStage]:

@@ -152,14 +152,15 @@ _adds_stage(
     "grpo",
     GRPOConfig,
     {
-        "mode": "Rewards: dual (the answer, and each step by the reward model), outcome (the answer only), process "
-        "(steps only) or tree (each step by the answers below it).",
+        "mode": "Credit: dual (the answer, and each step by the reward model), outcome (the answer only), process "
+        "(steps only), first-error (dual up to the first faulty step), gain (how much closer to the answer a step "
+        "leads, by --set potential=...) or tree (each step by the answers below it).",
         **_QUESTIONS,
         **_GENERATIONS,
         "beta": "KL coefficient: how close the policy stays to the initial one.",
     },
     "Reinforcement learning with GRPO. --set changes any other setting of the stage.",
-    ", and --mode outcome or tree does without",
+    ", and --mode outcome or tree does without, as does gain with most potentials",
 )
 
 

@@ -34,8 +34,8 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         "agent": agent_content(recipe.shared.agent),
         **_prompting_ingredients(recipe.shared),
         "dtype": recipe.shared.dtype,
-        **dict(_flat("search", _search_ingredients(recipe.shared))),
-        **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
+        **dict(flat("search", _search_ingredients(recipe.shared))),
+        **dict(flat("episode", recipe.shared.episode.model_dump(mode="json"))),
         **_data_ingredients(recipe.shared.data),
     }
     model = recipe.shared
@@ -54,7 +54,7 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         version = {f"version of {stage.kind}": kind.version}
         free = {f"stages.{stage.name}.{setting}" for setting in kind.not_fingerprinted | stage.settings.inert()}
         plain = {"kind": stage.kind, **stage.inputs, **stage.settings.model_dump(mode="json")}
-        own = {name: value for name, value in _flat(f"stages.{stage.name}", plain) if name not in free}
+        own = {name: value for name, value in flat(f"stages.{stage.name}", plain) if name not in free}
         files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}
         found[stage.name] = {**own, **files, **shared, **policy, **sources, **version}
     return found
@@ -82,10 +82,11 @@ def _shown(ingredients: Ingredients, name: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The values of nested settings, under names with dots."""
     for name, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(f"{prefix}.{name}", value)
+            yield from flat(f"{prefix}.{name}", value)
         else:
             yield f"{prefix}.{name}", value
 
@@ -161,7 +162,7 @@ def _data_ingredients(data: DataConfig) -> Ingredients:
     if data.index is not None:
         info = retriever_info(data.index)
         found["data.index"] = f"{info.kind} of content {info.checksum}" if info else data.index
-        found |= dict(_flat("data.index", info.settings)) if info else {}
+        found |= dict(flat("data.index", info.settings)) if info else {}
     return found
 
 

@@ -237,14 +237,8 @@ def override(data: object, change: str, within: Sequence[str] = ()) -> object:
     >>> override({"search": {"k": 3}}, "search.k=1")
     {'search': {'k': 1}}
     """
-    path, equals, text = change.partition("=")
-    keys = [*within, *path.strip().split(".")]
-    if not equals or not all(keys):
-        raise StepladderError(f"--set {change}: expected NAME=VALUE, such as --set search.k=1")
-    try:
-        value = _parse(text)
-    except yaml.YAMLError as error:
-        raise StepladderError(f"--set {change}: the value is not valid YAML; put it in quotes") from error
+    path, value = split_override(change)
+    keys = [*within, *path.split(".")]
     stages = data.get("stages") if isinstance(data, dict) else None
     known = [str(name) for name in stages] if isinstance(stages, dict) else []
     if len(keys) > 1 and keys[0] in known and keys[0] not in _RecipeFile.model_fields:
@@ -255,6 +249,31 @@ def override(data: object, change: str, within: Sequence[str] = ()) -> object:
             raise StepladderError(f"--set {change}: stage '{keys[1]}' was{new}")
         raise unknown_name(f"stage in --set {change}:", keys[1], known)
     return with_value(data, keys, value, f"--set {change}")
+
+
+def split_override(change: str) -> tuple[str, object]:
+    """The key and the value of `a.b=c`; c is parsed as YAML.
+
+    >>> split_override("search.k=1")
+    ('search.k', 1)
+    """
+    path, equals, text = change.partition("=")
+    if not equals or not all(path.strip().split(".")):
+        raise StepladderError(f"--set {change}: expected NAME=VALUE, such as --set search.k=1")
+    try:
+        return path.strip(), _parse(text)
+    except yaml.YAMLError as error:
+        raise StepladderError(f"--set {change}: the value is not valid YAML; put it in quotes") from error
+
+
+def join_override(path: str, value: object) -> str:
+    """The reverse of `split_override`.
+
+    >>> join_override("stages.sft", {"learning_rate": 1e-5})
+    'stages.sft={learning_rate: 1.0e-05}'
+    """
+    text: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), sort_keys=False)
+    return f"{path}={text.strip()[1:-1]}"
 
 
 def with_value(data: object, keys: Sequence[str], value: object, where: str = "") -> object:

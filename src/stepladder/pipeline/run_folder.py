@@ -49,6 +49,8 @@ class StageRecord:
     attempts: int = 1
     #: Wall-clock seconds, over all attempts that were not killed.
     seconds: float = 0.0
+    #: Processor seconds of the main process, over the same attempts; None: not known, the record of an earlier version.
+    cpu_seconds: float | None = None
     #: Summary numbers for tables and reports.
     summary: dict[str, Any] = field(default_factory=dict)
     #: By role: path of each output inside the stage's folder, and its content hash.

@@ -234,25 +234,25 @@ def _run_stage(
         inputs=dict(stage.inputs),
         attempts=before.attempts + 1 if before else 1,
         seconds=before.seconds if before else 0.0,
+        cpu_seconds=before.cpu_seconds if before else 0.0,
     )
     folder = run.begin(record)
     _print(console, f"{stage.name}: {'resumes' if before else 'starts'}")
     kind = get_stage(stage.kind)
     inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
-    started = time.monotonic()
+    timer = time.monotonic(), time.process_time()
     try:
         task = Task(stage.name, folder, recipe.stage_seed(stage.name), inputs)
         work = partial(kind.run, stage.settings, context, task)
         result = team.together((recipe, task), work) if kind.trains else work()
     except BaseException:
-        run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
+        run.pause(_timed(record, *timer))
         raise
     missing = [role for role in kind.outputs if role not in result.outputs or not result.outputs[role].exists()]
     if missing:
         raise StepladderError(f"the stage '{stage.name}' ended without its outputs: {', '.join(missing)}")
     record = replace(
-        record,
-        seconds=record.seconds + time.monotonic() - started,
+        _timed(record, *timer),
         summary=dict(result.summary),
         outputs={
             role: path.resolve().relative_to(folder.resolve()).as_posix() for role, path in result.outputs.items()
@@ -262,6 +262,12 @@ def _run_stage(
     run.finish(record)
     _print(console, f"{stage.name}: done, {record.seconds:,.0f} s{_brief(record.summary)}")
     return record
+
+
+def _timed(record: StageRecord, wall: float, processor: float) -> StageRecord:
+    """The record with the seconds since these times of the two clocks."""
+    used = None if record.cpu_seconds is None else record.cpu_seconds + time.process_time() - processor
+    return replace(record, seconds=record.seconds + time.monotonic() - wall, cpu_seconds=used)
 
 
 def _take_part(order: tuple[Recipe, Task]) -> None:

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -19,11 +20,21 @@ _LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 
 def describe_session(recipe: Recipe) -> dict[str, Any]:
     """Describe the current process. Raises if the requested device does not exist."""
+    process = describe_process()
+    return {
+        **{name: process.pop(name) for name in ("started", "command")},
+        "name": recipe.name,
+        "seed": recipe.seed,
+        **process,
+        "device": _device(recipe.shared.device),
+    }
+
+
+def describe_process() -> dict[str, Any]:
+    """Describe the current process: when it was started and how, the versions and the machine."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": mask_command(sys.argv),
-        "name": recipe.name,
-        "seed": recipe.seed,
         "versions": {
             "stepladder": __version__,
             "python": platform.python_version(),
@@ -32,8 +43,26 @@ def describe_session(recipe: Recipe) -> dict[str, Any]:
         "git": _git(Path(__file__).parents[3]),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "device": _device(recipe.shared.device),
     }
+
+
+def commit_of(session: Mapping[str, Any]) -> str | None:
+    """The git revision of a session, and whether files were changed; None if it is not known.
+
+    >>> commit_of({"git": {"revision": "abc123", "dirty": True}})
+    'abc123 with changes'
+    """
+    git = session.get("git")
+    return None if git is None else git["revision"] + (" with changes" if git["dirty"] else "")
+
+
+def hardware_of(session: Mapping[str, Any]) -> str:
+    """The device and the cores of a session.
+
+    >>> hardware_of({"device": "cuda (NVIDIA H200)", "cores": 16})
+    'cuda (NVIDIA H200), 16 CPU cores'
+    """
+    return f"{session.get('device', 'unknown device')}, {session.get('cores', '?')} CPU cores"
 
 
 def _device(name: str) -> str:

@@ -57,6 +57,27 @@ class FinishedStage:
     outputs: Mapping[str, Path]
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The ids of the questions whose gold labels a stage used: to train on, to choose data by, to judge steps with.
+
+    Labels that only measure (test questions), or that only select a checkpoint (dev questions), are not counted.
+    """
+
+    answers: frozenset[str] = frozenset()
+    #: Gold decompositions, or gold passages in their place.
+    decompositions: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, questions: Iterable[str], *, answers: bool = True, decompositions: bool = False) -> "Labels":
+        """These labels of all of these questions."""
+        ids = frozenset(questions)
+        return cls(ids if answers else frozenset(), ids if decompositions else frozenset())
+
+    def __or__(self, other: "Labels") -> "Labels":
+        return Labels(self.answers | other.answers, self.decompositions | other.decompositions)
+
+
 def tree_questions(path: Path) -> list[str]:
     """Question ids of the trees in a file, in order. Nothing else of the trees is parsed."""
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
@@ -82,6 +103,11 @@ def never(settings: Any) -> bool:  # noqa: ARG001
 def no_questions(stage: FinishedStage) -> Iterable[str]:  # noqa: ARG001
     """For `questions`: none beyond those of the inputs."""
     return ()
+
+
+def no_labels(stage: FinishedStage) -> Labels:  # noqa: ARG001
+    """For `labels`: none beyond those of the inputs."""
+    return Labels()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +145,7 @@ class StageSpec:
     #: Ids of the questions that it used itself, beyond those of its inputs; None if unknown. By default those of the
     #: trees that it writes.
     questions: Callable[[FinishedStage], Iterable[str] | None] = _questions_of_trees
+    #: The gold labels that it used itself, beyond those of its inputs; None if unknown.
+    labels: Callable[[FinishedStage], Labels | None] = lambda stage: None  # noqa: ARG005
     #: settings -> whether a model generates text in this stage.
     generates: Callable[[Any], bool] = lambda settings: True  # noqa: ARG005

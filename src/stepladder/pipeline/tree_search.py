@@ -16,7 +16,7 @@ from stepladder.explore.values import monte_carlo
 from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.search_config import TreeStageConfig
-from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task
+from stepladder.pipeline.stage import POLICY, REWARD, TREES, FinishedStage, Labels, StageResult, Task, tree_questions
 from stepladder.pipeline.workers.rollout_workers import Scoring, check_cluster, open_driver
 
 #: The file of trees.
@@ -77,11 +77,17 @@ def grow_trees(
         "failures": dict(explored.failures.most_common(3)),
         # Unknown if an earlier attempt was interrupted.
         "tokens_written": driver.counts.usage.written if explored.known == 0 else None,
+        "tokens_read": driver.counts.usage.read if explored.known == 0 else None,
         "shared": round(driver.counts.shared, 3),
         **judged,
         **paid,
     }
     return StageResult(summary, {TREES: path})
+
+
+def tree_labels(stage: FinishedStage) -> Labels:
+    """The answers that the ends of branches are scored by, and the decompositions if the gold judge scores steps."""
+    return Labels.of(tree_questions(stage.outputs[TREES]), decompositions=stage.settings.uses_gold)
 
 
 def _window_is_too_small(path: Path) -> bool:

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.reporting.studies import STUDIES
-from stepladder.reporting.studies.study_runner import SHARED, recipe_of, run_folder
+from stepladder.reporting.studies import find_study
+from stepladder.reporting.studies.study_arms import prepare, recipe_of
+from stepladder.reporting.studies.study_registration import register
+from stepladder.reporting.studies.study_runner import run_folder
+from stepladder.reporting.studies.study_spec import SHARED
 from tests.support import pretended, shell as shell_fixture
 from tests.support.pretended import Begin
 from tests.support.shell import Shell
@@ -120,13 +123,14 @@ def test_a_changed_agent_is_undone_or_all_is_recomputed(shell: Shell, trained: P
 
 def test_a_study_asks_before_it_starts_any_run(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    study = STUDIES["rl-modes"]
+    study = prepare(find_study("rl-modes").model_copy(update={"seeds": 1}))
+    register(study, tmp_path / study.name)
     run = run_folder(tmp_path / study.name, 0, SHARED)
     (run / "sft").mkdir(parents=True)
     RunFolder(run).add_session({})
     record = {"name": "sft", "kind": "sft", "fingerprint": "old", "ingredients": {"seed": 1}, "inputs": {}}
     (run / "sft" / "stage.json").write_text(json.dumps(record))
-    assert recipe_of(study, 0, None).stages[0].name == "sft"
+    assert recipe_of(study, 0, study.baseline).stages[0].name == "sft"
     said = shell("study", study.name, "--out", tmp_path, "--seeds", "1", "--update", code=2)
     assert "  seed-0 shared sft (" in said
     assert "nothing was deleted" in said

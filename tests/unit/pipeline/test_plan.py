@@ -1,6 +1,7 @@
 """`stepladder plan`: hardware, work, time, what fits, and what would make it fit."""
 
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -161,6 +162,36 @@ def test_the_work_is_that_of_the_recipe() -> None:
     twice = plan_of("prorag-nano", "cpu", "stages.grpo.questions=320")
     rollouts = [stage_of(each, "grpo").time.parts["rollouts"] for each in (plan, twice)]
     assert rollouts[1] == pytest.approx(2 * rollouts[0])
+
+
+def test_continuations_and_the_likelihood_of_answers_are_counted() -> None:
+    def grpo(*overrides: str) -> Plan:
+        changes = tuple(f"stages.grpo.{each}" for each in ("mode=gain", *overrides))
+        return plan_of("prorag-nano", "cpu", *changes)
+
+    plan = grpo("potential=monte-carlo", "num_continuations=2")
+    work = stage_of(plan, "grpo").work
+    rollouts, continued = work.generations[:2]
+    assert (rollouts.what, continued.what, work.scored) == ("rollouts", "continuations", 0)
+    # Two for every state but the first, each half an episode long.
+    assert continued.written == pytest.approx(rollouts.written * (plan.profile.steps - 1))
+    likely = stage_of(grpo("potential=likelihood"), "grpo").work
+    assert likely.generations[1].what != "continuations"
+    assert likely.scored == pytest.approx(1280 * plan.profile.tokens * plan.profile.steps / 2)
+
+
+def test_refills_are_a_range_and_a_token_budget_is_a_limit() -> None:
+    plain, refilled = plan_of("prorag-nano", "cpu"), plan_of("prorag-nano", "cpu", "stages.grpo.refill=2")
+    written = plain.profile.written
+    (once, *_), (often, *_) = (stage_of(plan, "grpo").work.generations for plan in (plain, refilled))
+    assert often.written == pytest.approx((1 + 0.05 + 0.05**2) * once.written)  # 5% of the groups have no signal
+    assert often.low * often.written == pytest.approx(once.low * once.written), "no group needs one"
+    assert often.high * often.written == pytest.approx(3 * once.high * once.written), "all do, in every round"
+    budget = math.ceil(6.5 * 64 * written)
+    limited = stage_of(plan_of("prorag-nano", "cpu", f"stages.grpo.token_budget={budget}"), "grpo").work
+    assert limited.training is not None
+    assert limited.training.updates == 7
+    assert limited.generations[0].written == pytest.approx(7 * 64 * written)
 
 
 def test_a_judge_and_a_served_policy_are_counted_in_calls() -> None:

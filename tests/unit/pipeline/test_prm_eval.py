@@ -28,6 +28,7 @@ from stepladder.evaluation.prm.calibration import (
     graded_steps,
     pair_accuracy,
 )
+from stepladder.evaluation.prm.selection import mistake_auc
 from stepladder.evaluation.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.tree_store import TreeFile
@@ -94,6 +95,22 @@ def test_a_chain_is_as_good_as_its_lowest_step() -> None:
     assert numbers["gold"] == {"chains": 3, "median": 2.0, "passes_0": 1.0}
     assert numbers["shuffled"] == {"chains": 2, "median": 0.25, "passes_0": 0.5, "auc": 5 / 6}
     assert "truncated" not in numbers
+
+
+def test_faulty_steps_are_compared_with_good_ones_of_the_same_kind_of_action() -> None:
+    intact = [step(2.0, True), step(0.0, True), step(-3.0, True, kind="answer"), step(-9.0, False)]
+    corrupted = [
+        step(1.0, False, "a"),
+        step(5.0, True, "a"),
+        step(-3.0, False, "b", "answer"),
+        step(9.0, False, kind="x"),
+    ]
+    found = mistake_auc(intact, corrupted)
+    assert found is not None
+    assert found["mean"] == pytest.approx((1 + 0 + 0.5) / 3)
+    assert found["pairs"] == 3
+    assert mistake_auc(intact, corrupted[1:2]) is None
+    assert mistake_auc([], corrupted) is None
 
 
 def test_the_accuracy_on_pairs_resamples_questions() -> None:
@@ -239,6 +256,8 @@ def test_a_reward_model_that_knows_is_found_perfect(
     for name in ("shuffled", "truncated", "answer_first", *CORRUPTIONS):
         assert summary["chains"][name]["passes_0"] == 0.0
         assert summary["chains"][name]["auc"] == 1.0
+        assert summary["chains"][name]["faulty_steps"]["mean"] == 1.0
+    assert "faulty_steps" not in summary["chains"]["gold"]
 
 
 def test_nothing_is_judged_by_gold_passages_that_the_index_does_not_have(

@@ -12,7 +12,7 @@ from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.studies import find_study
-from stepladder.reporting.studies.study_runner import recipe_of
+from stepladder.reporting.studies.study_arms import prepare, recipe_of
 from stepladder.train.grpo.config import GRPOConfig
 
 LLM = {"model": "m", "url": "http://localhost:1/v1"}
@@ -156,8 +156,8 @@ def test_an_override_may_take_the_effect_of_settings_in_the_file() -> None:
 
 
 def test_an_override_of_a_study_may_concern_one_arm() -> None:
-    credit = ["stages.grpo.tree.credit=gains"]
-    recipes = {arm: recipe_of(find_study("rl-modes"), 0, arm, credit) for arm in ("tree", "outcome")}
+    study = prepare(find_study("rl-modes"), ["stages.grpo.tree.credit=gains"])
+    recipes = {arm: recipe_of(study, 0, arm) for arm in ("tree", "outcome")}
     grpo = {arm: next(stage.settings for stage in each.stages if stage.name == "grpo") for arm, each in recipes.items()}
     assert grpo["tree"].tree.credit == "gains"
     assert grpo["outcome"].tree.credit == "steps"

@@ -1,4 +1,4 @@
-"""Studies: what arms share is computed once a seed, arms begin from it, and differences are taken within seeds."""
+"""Studies as they run: what arms share is computed once per seed, arms start from it, every run is a process."""
 
 import json
 import subprocess
@@ -6,58 +6,32 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import yaml
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import StopReason
-from stepladder.evaluation.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.reporting.charts.figures import Point
-from stepladder.reporting.studies import STUDIES, find_study
+from stepladder.reporting.studies import Study
 from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_report import PLOT, RESULTS, print_results, write_results
-from stepladder.reporting.studies.study_results import (
-    curve_differences,
-    mean_over_runs,
-    questions_to_reach,
-    read_results,
-)
-from stepladder.reporting.studies.study_runner import COMMAND, SHARED, jobs_of, recipe_of, run_jobs, run_study
-from stepladder.reporting.studies.study_spec import Study
-from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.trainer import schedule
+from stepladder.reporting.studies.study_results import read_results
+from stepladder.reporting.studies.study_runner import COMMAND, jobs_of, run_jobs, run_study
+from stepladder.reporting.studies.study_spec import SHARED
+from tests.support.small_study import small_study
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
     """A model of random weights; the arms are trained for different times."""
-    recipe = {
-        "policy": "tiny",
-        "agent": "prorag-brief",
-        "device": "cpu",
-        "search": {"k": 1},
-        "episode": {"max_tokens": 4},
-        "stages": {
-            "before": {"kind": "eval", "limit": 3},
-            "sft": {"questions": 4, "num_train_epochs": 1, "dev_questions": 2, "eval_steps": 1, "batch_size": 4},
-            "after": {"kind": "eval", "limit": 3},
-        },
-    }
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
-    arms = {"short": ("stages.sft.num_train_epochs=1",), "long": ("stages.sft.num_train_epochs=2",)}
-    return Study("small", "whether longer is better", str(path), arms, "before", "sft", "after", {"long": "short"})
+    return small_study(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_study_runs_every_arm_from_what_they_share(study: Study, tmp_path: Path) -> None:
     folder, told = tmp_path / "study", StringIO()
-    run_study(study, folder, seeds=[0], jobs=2, console=Console(file=told, width=200))
+    assert len(read_results(study, folder).unfinished) == 2
+    run_study(study, folder, jobs=2, console=Console(file=told, width=200))
     assert "seed-0 long: done" in told.getvalue()
     for job in jobs_of(study, folder, 0)[1:]:
         run = RunFolder.open(job.folder)
@@ -66,17 +40,33 @@ def test_a_study_runs_every_arm_from_what_they_share(study: Study, tmp_path: Pat
         assert "before: done" in job.log.read_text()
         assert "skipped" in job.log.read_text()
 
-    results = read_results(study, folder, [0])
+    results = read_results(study, folder)
     assert [arm.name for arm in results.arms] == ["short", "long"]
-    assert [arm.cost["steps"] for arm in results.arms] == [1, 2]
+    assert results.unfinished == ()
+    assert results.start == {0: 0.0}, "of the stage before, which is an evaluation too"
     assert [[point.x for point in arm.curve] for arm in results.arms] == [[1], [1, 2]]
-    assert results.arms[0].difference is None
-    assert results.arms[1].differences == {0: 0.0}, "random weights answer nothing"
+    assert results.contrasts[0].differences == {0: 0.0}, "random weights answer nothing"
+    short, long = (arm.ledger for arm in results.arms)
+    assert (short.updates, long.updates) == (1, 2)
+    assert (short.questions, short.answers, short.decompositions) == (4, 4, 4), "demonstrations of the oracle"
+    assert (short.judge_calls, short.tokens_read, short.tokens_sampled, short.gpu_seconds) == (0, 0, 0, 0)
+    assert short.tokens_trained is not None
+    assert long.tokens_trained == 2 * short.tokens_trained
+    assert short.cpu_seconds is not None
+    assert short.cpu_seconds > 0
+    assert results.shared is not None
+    assert results.shared.questions == 0, "an evaluation is not counted"
     write_results(results, folder)
-    plain = json.loads((folder / RESULTS).read_text())["arms"]["long"]
-    assert plain["by_seed"] == {"0": 0.0}
-    assert plain["f1"] == {"mean": 0.0, "low": None, "high": None}, "of one run no interval is known"
+    plain = json.loads((folder / RESULTS).read_text())
+    assert plain["arms"]["long"]["by_seed"] == {"0": 0.0}
+    assert plain["arms"]["long"]["low"] is None, "of one run no interval is known"
+    assert plain["provenance"]["runs"]["seed-0/long"]["hardware"][0].startswith("cpu, ")
+    assert plain["provenance"]["seconds"] > 0
     assert "F1 on dev questions" in (folder / PLOT).read_text()
+    told = StringIO()
+    print_results(Console(file=told, width=120), results)
+    assert "budget not kept: long: 2 updates instead of 1 (+100%)" in told.getvalue()
+    assert "selection: sft keeps its best checkpoint by F1 on dev questions" in told.getvalue()
 
 
 def waiting_for(tmp_path: Path, study: Study, script: str) -> tuple[list[Job], list[str]]:
@@ -162,106 +152,3 @@ def test_a_job_stops_when_its_study_is_gone(study: Study, tmp_path: Path) -> Non
     job = jobs_of(study, tmp_path, 0)[0]
     told = subprocess.run(COMMAND, input=job.to_json(), capture_output=True, text=True, check=False)  # closes its input
     assert (told.returncode, told.stdout) == (130, "interrupted\n")
-
-
-def test_differences_are_taken_within_a_seed_and_between_the_right_arms(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # F1 of two questions by seed and arm.
-    scores = {
-        "seed-0/short": (0.0, 0.5),
-        "seed-0/long": (1.0, 0.5),
-        "seed-1/short": (1.0, 1.0),
-        "seed-1/long": (1.0, 0.5),
-    }
-
-    def scores_in(folder: Path) -> list[SimpleNamespace]:
-        name = "/".join(folder.parts[-4:-2])
-        found = enumerate(scores[name])
-        return [SimpleNamespace(question_id=str(n), stop=StopReason.ANSWERED, f1=f1) for n, f1 in found]
-
-    def record_of(run: Path, stage: str) -> SimpleNamespace:
-        f1 = float(np.mean(scores.get("/".join(run.parts[-2:]), (0.25,))))
-        return SimpleNamespace(summary={"f1": {"mean": f1}, "steps": 3})
-
-    monkeypatch.setattr("stepladder.reporting.studies.study_results.load_scores", scores_in)
-    monkeypatch.setattr("stepladder.reporting.studies.study_results._record", record_of)
-    monkeypatch.setattr("stepladder.reporting.studies.study_results._dev_curve", lambda _: {})
-    results = read_results(study, tmp_path, [0, 1])
-    short, long = results.arms
-    assert dict(short.f1) == {0: 0.25, 1: 1.0}
-    assert dict(long.differences) == {0: 0.5, 1: -0.25}
-    assert long.difference is not None
-    assert long.difference.mean == 0.125
-    told = StringIO()
-    print_results(Console(file=told, width=80), results)
-    assert "long vs. short" in told.getvalue()
-    assert "+0.500" in told.getvalue()
-    assert not curve_differences(results), "these arms are no points of curves"
-    curved = replace(study, points={"short": ("little", 1.0), "long": ("much", 1.0)})
-    over = curve_differences(replace(results, study=curved))
-    assert {pair: found.mean for pair, found in over.items()} == {"much - little": 0.125}
-    assert write_results(results, tmp_path) is None, "without dev scores there is nothing to draw"
-
-
-def test_what_the_arms_set_cannot_be_set_for_all(study: Study, tmp_path: Path) -> None:
-    for change in ("stages.sft.num_train_epochs=3", "seed=4"):
-        with pytest.raises(StepladderError, match="the study small sets this itself"):
-            run_study(study, tmp_path, seeds=[0], overrides=[change])
-
-
-def test_results_of_a_study_that_was_cut_say_what_is_missing(study: Study, tmp_path: Path) -> None:
-    with pytest.raises(StepladderError, match="is not a run"):
-        read_results(study, tmp_path, [0])
-    with pytest.raises(StepladderError, match="distinct seeds"):
-        run_study(study, tmp_path, seeds=[1, 1])
-
-
-@pytest.mark.parametrize("name", sorted(STUDIES))
-def test_the_arms_of_a_study_differ_in_one_stage_alone(name: str) -> None:
-    study = find_study(name)
-    plain = {arm: recipe_of(study, 0, arm).plain() for arm in study.arms}
-    stages = {arm: each["stages"].pop(study.stage) for arm, each in plain.items()}
-    assert len({json.dumps(each) for each in plain.values()}) == 1
-    assert len({json.dumps(each) for each in stages.values()}) == len(study.arms)
-    names = list(next(iter(plain.values()))["stages"])
-    assert names.index(study.shared) < names.index(study.result)
-    assert {*study.against, *study.against.values()} <= set(study.arms)
-    assert set(study.points) in (set(), set(study.arms))
-
-
-def test_the_arms_of_the_shipped_studies_make_as_many_updates() -> None:
-    for study in STUDIES.values():
-        settings = [
-            stage.settings
-            for arm in study.arms
-            for stage in recipe_of(study, 0, arm).stages
-            if isinstance(stage.settings, GRPOConfig)
-        ]
-        episodes = [each.num_train_epochs * each.questions * each.num_generations for each in settings]
-        assert len({count / each.batch_size for count, each in zip(episodes, settings, strict=True)}) == 1
-        assert len({(each.batch_size, each.num_generations) for each in settings}) == 1
-        for each in settings:
-            order, _ = schedule(each.questions, each, seed=0)
-            assert len(set(order)) == each.questions, "every question is played"
-
-
-def test_an_unknown_study_is_named_with_the_nearest() -> None:
-    with pytest.raises(StepladderError, match="Did you mean 'rl-modes'"):
-        find_study("rl-mode")
-
-
-def test_the_interval_over_seeds_is_student_s() -> None:
-    # mean 2, standard deviation 1, standard error 1/sqrt(3), quantile 4.303
-    found = mean_over_runs([1, 2, 3])
-    assert (found.mean, found.high - found.mean) == (2, pytest.approx(4.303 / 3**0.5))
-    assert mean_over_runs([0.4]) == Interval(0.4, 0.4, 0.4)
-    many = mean_over_runs([float(n) for n in range(40)])  # 39 degrees of freedom: 2.023
-    assert (many.high - many.mean) / (np.std(range(40), ddof=1) / 40**0.5) == pytest.approx(2.023, abs=0.005)
-
-
-def test_questions_to_reach_a_score() -> None:
-    curve = [Point(x, y, y, y, 5) for x, y in ((32, 0.7), (64, 0.75), (128, 0.8))]
-    assert questions_to_reach(0.6, curve) == 32, "from the beginning"
-    assert questions_to_reach(0.8, curve) == 128
-    assert questions_to_reach(0.81, curve) is None

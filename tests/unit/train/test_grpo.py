@@ -1,34 +1,23 @@
 """Reinforcement learning: whose tokens are learnt from, that the loss is GRPO's, alarms, kills, and what is refused."""
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset  # type: ignore[import-untyped]
 from rich.console import Console
 from torch import nn
 from transformers import AutoModelForCausalLM
-from trl import (
-    GRPOConfig as TrlGRPOConfig,  # type: ignore[attr-defined]
-    GRPOTrainer,
-)
+from trl import GRPOTrainer
 
 from stepladder.agents import make_agent
-from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.records import dumps
-from stepladder.core.requests import Generate
 from stepladder.core.trace import Action, ActionKind, Author, Segment, Step, StopReason, Trajectory
-from stepladder.driver import Driver, Outcome
-from stepladder.engines.scripted import ScriptedEngine
-from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.engines.transformers.tokenization import Encoding
+from stepladder.driver import Outcome
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
@@ -39,22 +28,21 @@ from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.grpo import STAGE, run_grpo
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.credit.base import CreditedEpisode
 from stepladder.train.grpo.monitors import Alarm, AlarmName, read_alarms
 from stepladder.train.grpo.rollback import rollback_checkpoint
-from stepladder.train.grpo.rollouts import Rollouts
+from stepladder.train.grpo.token_rows import token_row
 from stepladder.train.grpo.trainer import TrainingReport, schedule, train_grpo
-from stepladder.train.grpo.trl_trainer import EpisodeTrainer, token_row
-from stepladder.train.loop import policy_session, rollout_engine as playing
+from stepladder.train.grpo.trl_trainer import EpisodeTrainer
+from stepladder.train.loop import policy_session
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.compute import prepare_compute
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, read_metrics
-from stepladder.train.loop.policy_session import PolicySession
-from stepladder.train.loop.policy_weights import load_policy, peft_config
-from tests.support.grpo_training import EPISODE, QUESTIONS, ROOMY, SETTINGS, Loose, Taste, train
-from tests.support.samples import QUESTION, WordRetriever
+from tests.support.grpo_training import EPISODE, QUESTIONS, SETTINGS, Loose, Taste, train
+from tests.support.grpo_updates import PRORAG, batch_of, changed, say, told_by, train_told, trainer_for
+from tests.support.samples import QUESTION
 from tests.support.training_runs import (
     expect_plain_policy,
     expect_reproducible,
@@ -66,56 +54,12 @@ from tests.support.training_runs import (
 )
 
 
-def changed(**changes: Any) -> GRPOConfig:
-    return GRPOConfig.read({**SETTINGS.model_dump(exclude_unset=True), **changes})
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
     return train(tmp_path_factory.mktemp("grpo"))
 
 
 # --- one update, looked into ----------------------------------------------------------------------------------------
-
-
-def trainer_for(
-    folder: Path,
-    settings: GRPOConfig,
-    engine: Callable[..., Any] = TransformersEngine,
-    agent: Agent | None = None,
-) -> EpisodeTrainer:
-    """A trainer that has done nothing yet."""
-    context = TrainingContext(agent or Loose(), QUESTIONS, (), None, EPISODE, folder, device="cpu")
-    place, parts = prepare_compute(settings, context, "grpo"), settings.gradient_accumulation_steps
-    with quiet_libraries():
-        policy = load_policy("tiny", None, bf16=False, device=place.device)
-        reference = PolicySession(policy, cast(Any, None), nullcontext, place, context).reference_model()
-        driver, likes = Driver(engine(policy.model, policy.tokenizer), WordRetriever()), cast(Any, Taste())
-        trainer = EpisodeTrainer(
-            policy.model,
-            args=TrlGRPOConfig(
-                output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
-                remove_unused_columns=False, per_device_train_batch_size=settings.batch_size // parts,
-                gradient_accumulation_steps=parts, gradient_checkpointing=False, **grpo._grpo_arguments(settings),
-            ),
-            rollouts=Rollouts(driver, agent or Loose(), EPISODE if agent is None else ROOMY, settings, likes),
-            reference=reference if settings.beta and settings.lora is None else None,
-            train_dataset=Dataset.from_dict({"prompt": [dumps(question) for question in QUESTIONS]}),
-            processing_class=policy.tokenizer,
-            peft_config=None if settings.lora is None else peft_config(settings.lora, "CAUSAL_LM"),
-        )  # fmt: skip
-    trainer.current_gradient_accumulation_steps = settings.gradient_accumulation_steps
-    trainer.model.train()
-    return trainer
-
-
-def batch_of(trainer: EpisodeTrainer) -> dict[str, Any]:
-    """The tensors of the first update."""
-    settings = trainer.rollouts.config
-    asked = QUESTIONS[: settings.batch_size // settings.num_generations]
-    return trainer._generate_and_score_completions(
-        [{"prompt": dumps(question)} for question in asked for _ in range(settings.num_generations)]
-    )
 
 
 def moved(model: Any, seed: int = 0) -> None:
@@ -211,8 +155,10 @@ def logps(model: Any, row: dict[str, list[Any]], temperature: float) -> Any:
 def grpo_loss(
     policy: Any, old: Sequence[torch.Tensor], rows: Sequence[CreditedEpisode], settings: GRPOConfig
 ) -> torch.Tensor:
-    """The mean over all tokens to learn from of the clipped gain, less what moving away from the reference costs."""
-    losses = []
+    """The mean of the clipped gain over all tokens to learn from, or over the means of steps or episodes, less what
+    moving away from the reference costs.
+    """
+    losses: list[torch.Tensor] = []
     high = settings.epsilon if settings.epsilon_high is None else settings.epsilon_high
     for row, before in zip(map(token_row, rows), old, strict=True):
         new = logps(policy, row, settings.temperature)
@@ -222,8 +168,16 @@ def grpo_loss(
         ratio = (new - before).exp()
         clipped = ratio.clamp(1 - settings.epsilon, 1 + high)
         divergence = ratio * ((start - new).exp() - (start - new) - 1)  # an estimate by what the old weights wrote
-        losses.append(-torch.minimum(ratio * gain, clipped * gain) + settings.beta * divergence)
-    return torch.cat(losses).mean()
+        each = -torch.minimum(ratio * gain, clipped * gain) + settings.beta * divergence
+        parts = {"token": [1] * len(each), "step": own_steps(row), "sequence": [len(each)]}[settings.loss_type]
+        losses += [part.mean() for part in each.split(parts) if len(part)]
+    return torch.stack(losses).mean()
+
+
+def own_steps(row: dict[str, list[Any]]) -> list[int]:
+    """The lengths of the stretches to learn from: steps, as something is read before each."""
+    text = "".join("x" if learns else " " for learns in row["loss_mask"])
+    return [len(stretch) for stretch in text.split()]
 
 
 @pytest.mark.parametrize(
@@ -237,8 +191,25 @@ def grpo_loss(
         {"beta": 0.1, "num_iterations": 2, "lora": {"r": 2}},
         {"beta": 0.0, "num_iterations": 2, "mode": "tree"},
         {"beta": 0.1, "num_iterations": 2, "mode": "tree", "tree": {"credit": "branches"}},
+        {"beta": 0.3, "num_iterations": 2, "loss_type": "step"},
+        {"beta": 0.3, "num_iterations": 2, "loss_type": "sequence"},
+        {"beta": 0.3, "mode": "tree", "loss_type": "step"},
+        {"beta": 0.3, "mode": "tree", "loss_type": "sequence"},
     ],
-    ids=["one pass", "kl", "clipped", "both", "temperature", "lora", "tree", "branches"],
+    ids=[
+        "one pass",
+        "kl",
+        "clipped",
+        "both",
+        "temperature",
+        "lora",
+        "tree",
+        "branches",
+        "steps",
+        "sequences",
+        "steps of trees",
+        "sequences of trees",
+    ],
 )
 def test_the_loss_and_its_gradient_are_those_of_another_implementation(tmp_path: Path, changes: dict[str, Any]) -> None:
     settings = changed(**changes)
@@ -332,65 +303,6 @@ def test_with_lora_the_reference_is_the_base_model(tmp_path: Path) -> None:
 # --- questions that teach nothing -----------------------------------------------------------------------------------
 
 
-def say(answer: str, thought: str = "So.") -> str:
-    return f"<step>{thought}</step><answer>{answer}</answer>"
-
-
-class Told(ScriptedEngine):
-    """In place of the policy's engine: says what it is told by update, question and sample.
-
-    It is used by a training that goes on around it with real weights, losses, curves, guards and checkpoints.
-    """
-
-    #: (update, question, number of the sample) -> what to say. Dev questions are sample -1.
-    tell: Callable[[int, str, int], str]
-    update = 1
-
-    def __init__(self, model: Any, tokenizer: Any, max_batch: int = 64) -> None:
-        super().__init__(self.speak)
-        self.encoding = Encoding(tokenizer)
-        self.places: dict[tuple[int, str], list[int]] = {}
-
-    def speak(self, request: Generate) -> str:
-        state = request.trajectory
-        assert state is not None
-        if not request.sampling.temperature:
-            return type(self).tell(self.update, state.question.id, -1)
-        seeds = self.places.setdefault((self.update, state.question.id), [])
-        if state.seed not in seeds:
-            seeds.append(state.seed)
-        return type(self).tell(self.update, state.question.id, seeds.index(state.seed))
-
-    def _reply(self, request: Generate) -> Any:
-        reply: Any = super()._reply(request)
-        return replace(reply, written=replace(reply.written, logprobs=()))  # they would not be the model's
-
-    def reset_prefix_cache(self) -> None:
-        """There is nothing to forget."""
-
-
-def told_by(tell: Callable[[int, str, int], str]) -> type[Told]:
-    return type("Told", (Told,), {"tell": staticmethod(tell)})
-
-
-PRORAG = make_agent("prorag-brief")
-
-
-def train_told(
-    folder: Path, settings: GRPOConfig, tell: Callable[[int, str, int], str], **options: Any
-) -> tuple[TrainingReport, list[int]]:
-    """A training whose episodes are told; and the updates that were made."""
-    engine, made = told_by(tell), list[int]()
-
-    def watch(outcome: Outcome[Any]) -> None:
-        made.append(outcome.index + 1)
-        engine.update = outcome.index + 2
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(playing, "TransformersEngine", engine)
-        return train(folder, settings, watch, agent=PRORAG, **options), made
-
-
 def one_flat(update: int, question: str, sample: int) -> str:
     """Of the first question all is the same, of the second one answer is right."""
     return say("Velm" if question == "q1" and sample == 0 else "Oss")
@@ -470,21 +382,26 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
     assert report.numbers["episodes"] == 16
 
 
-@pytest.mark.parametrize("parts", ["by settings", "by memory"])
-def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> None:
-    train(tmp_path / "1", changed(num_train_epochs=1, num_iterations=2, dev_questions=0))
+@pytest.mark.parametrize(
+    ("parts", "loss_type"),
+    [("by settings", "token"), ("by memory", "token"), ("by settings", "step"), ("by memory", "sequence")],
+)
+def test_an_update_in_parts_is_the_same_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str, loss_type: str
+) -> None:
+    settings = {"num_train_epochs": 1, "num_iterations": 2, "dev_questions": 0, "loss_type": loss_type}
+    train(tmp_path / "1", changed(**settings))
     if parts == "by memory":
         monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_, **__: 100)
     accumulate = 2 if parts == "by settings" else 1
-    train(
-        tmp_path / "2",
-        changed(num_train_epochs=1, num_iterations=2, gradient_accumulation_steps=accumulate, dev_questions=0),
-    )
+    train(tmp_path / "2", changed(**settings, gradient_accumulation_steps=accumulate))
     pairs = list(zip(updates(tmp_path / "1"), updates(tmp_path / "2"), strict=True))
     assert len(pairs) == 4
     for ours, theirs in pairs:
         assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-3, abs=1e-6)
         assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)
+        if parts == "by memory":  # of parts by settings, trl logs the mean of their means
+            assert theirs["entropy"] == pytest.approx(ours["entropy"], rel=1e-3)
     one, two = (weights(tmp_path / name / "policy") for name in ("1", "2"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
@@ -616,8 +533,9 @@ def same_run(one: TrainingReport, other: TrainingReport) -> None:
     [
         {"num_iterations": 2, "eval_steps": 3, "gradient_accumulation_steps": 2, "lora": {"r": 2, "lora_dropout": 0.3}},
         {"mode": "tree", "num_train_epochs": 4},
+        {"mode": "outcome", "refill": 2, "num_iterations": 2},
     ],
-    ids=["two passes in parts, lora", "tree"],
+    ids=["two passes in parts, lora", "tree", "refilled"],
 )
 def test_a_run_that_was_cut_goes_on_where_the_episodes_of_its_checkpoint_were_used_up(
     tmp_path: Path, changes: dict[str, Any]
@@ -741,6 +659,9 @@ def test_every_epoch_plays_all_questions_and_fills_up_the_updates() -> None:
         ({"num_generations": 1}, "num_generations must be 2 or more: an episode is compared with others"),
         ({"mode": "tree", "num_generations": 4, "tree": {"stems": 5}}, r"tree\.stems 5 is more than num_generations 4"),
         ({"questions": 2, "batch_size": 32}, "questions 2 do not fill an update of 4"),
+        ({"loss_type": "dr_grpo"}, "loss_type: dr_grpo is not supported: an episode has no max_completion_length"),
+        ({"loss_type": "bnpo"}, "loss_type: bnpo is not supported: .*: use token"),
+        ({"loss_type": "steps"}, "loss_type: expected 'token', 'step' or 'sequence', found 'steps'. Did you mean"),
         ({"mode": "duel"}, "mode: unknown mode 'duel'. Did you mean 'dual'"),
     ],
 )
@@ -861,12 +782,24 @@ def test_the_gold_judge_needs_what_it_judges_by(tmp_path: Path, files: dict[str,
         run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
 
 
+def test_a_potential_needs_what_it_is_computed_from(tmp_path: Path, files: dict[str, str]) -> None:
+    stage = {**GRPO_STAGE, "mode": "gain", "potential": "recall"}
+    recipe = Recipe.read({**SHARED, "data": files, "stages": {"grpo": stage}})
+    with pytest.raises(
+        StepladderError, match="potential: recall needs gold passages, which 4 of 4 questions do not have"
+    ):
+        run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
+    assert not (tmp_path / "run" / "grpo").exists()
+
+
 def test_only_modes_that_score_steps_take_a_reward_model() -> None:
     before: dict[str, Any] = {"sft": {}, "explore": {}, "pairs": {}, "prm": {}}
-    for mode, taken in (("dual", True), ("process", True), ("outcome", False), ("tree", False)):
-        inputs = Recipe.read({"stages": {**before, "grpo": {"mode": mode}}}).stages[-1].inputs
+    modes = {"dual": True, "process": True, "first-error": True, "gain": True, "outcome": False, "tree": False}
+    cases = [({"mode": mode}, taken) for mode, taken in modes.items()]
+    for settings, taken in [*cases, ({"mode": "gain", "potential": "recall"}, False)]:
+        inputs = Recipe.read({"stages": {**before, "grpo": settings}}).stages[-1].inputs
         assert dict(inputs) == {"policy": "sft", **({"reward": "prm"} if taken else {})}
-        assert STAGE.unused_inputs(GRPOConfig.read({"mode": mode})) == (frozenset() if taken else {"reward"})
+        assert STAGE.unused_inputs(GRPOConfig.read(settings)) == (frozenset() if taken else {"reward"})
     with pytest.raises(StepladderError, match=r"stages\.grpo: needs reward, and no earlier stage writes any"):
         Recipe.read({"stages": {"sft": {}, "grpo": {}}})
     with pytest.raises(StepladderError, match=r"stages\.grpo\.reward: these settings take no reward; found 'prm'"):

@@ -68,6 +68,24 @@ def peer_auc(steps: Sequence[GradedStep]) -> dict[str, float] | None:
     return None if found is None else {**asdict(found), "pairs": sum(tries.values())}
 
 
+def mistake_auc(intact: Sequence[GradedStep], corrupted: Sequence[GradedStep]) -> dict[str, float] | None:
+    """How often a faulty step of a corrupted chain scores lower than a good step of the same kind in intact ones.
+
+    Unlike the lowest step of whole chains, it does not depend on their number of steps.
+    """
+    good: dict[str, list[float]] = defaultdict(list)
+    for step in intact:
+        if step.good:
+            good[step.kind].append(step.score)
+    wins, tries = defaultdict[str, float](float), defaultdict[str, int](int)
+    for step in corrupted:
+        if not step.good:
+            wins[step.question_id] += sum((g > step.score) + 0.5 * (g == step.score) for g in good[step.kind])
+            tries[step.question_id] += len(good[step.kind])
+    found = pooled_share([wins[each] for each in tries], list(tries.values()))
+    return None if found is None else {**asdict(found), "pairs": sum(tries.values())}
+
+
 def difficulty_auc(answers: Sequence[GradedStep]) -> dict[str, float] | None:
     """The AUC of a predictor that knows only how often the other answers to the same question are good."""
     by_question: dict[str, list[GradedStep]] = defaultdict(list)

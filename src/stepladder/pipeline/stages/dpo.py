@@ -4,7 +4,7 @@ In: a policy and pairs. Out: a policy for which the better step of a pair is lik
 """
 
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import PAIRS, POLICY, StageResult, StageSpec, Task, never, no_questions
+from stepladder.pipeline.stage import PAIRS, POLICY, StageResult, StageSpec, Task, never, no_labels, no_questions
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.preferences.pair_checks import read_pairs
 from stepladder.preferences.pair_stats import format_counts
@@ -50,5 +50,6 @@ STAGE = StageSpec(
     check=check_dpo,
     summarize=summarize,
     questions=no_questions,
+    labels=no_labels,
     generates=never,
 )

@@ -18,7 +18,7 @@ from stepladder.evaluation.evaluator import Evaluation, load_scores
 from stepladder.pipeline.episodes import evaluate_policy, report_gold
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task
+from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, no_labels
 from stepladder.pipeline.stage_summary import StageCost, cost_from_summary
 from stepladder.pipeline.workers.rollout_workers import check_cluster
 
@@ -123,4 +123,5 @@ STAGE = StageSpec(
     accepts_server=True,
     persistent_files=POLICY_FILES,
     cost=cost,
+    labels=no_labels,
 )

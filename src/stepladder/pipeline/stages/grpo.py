@@ -10,9 +10,20 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
+from stepladder.pipeline.stage import (
+    POLICY,
+    REWARD,
+    FinishedStage,
+    Labels,
+    StageResult,
+    StageSpec,
+    Task,
+    sampled_questions,
+)
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.credit.base import Need
+from stepladder.train.grpo.credit.requirements import check_questions
 
 
 def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResult:
@@ -28,8 +39,8 @@ def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResu
 
 
 def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
-    """Requires answers, a dev split if checkpoints are evaluated, an agent with one context per episode, an index if it
-    searches, and vLLM if it generates.
+    """Requires answers, what the estimator needs of questions, a dev split if checkpoints are evaluated, an index if it
+    searches, vLLM if it generates, and an agent with one context per episode.
     """
     from stepladder.train.grpo.rollouts import check_single_context
 
@@ -40,14 +51,17 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
             "engine: transformers"
         )
     context.expect_answers("train")
-    if settings.scores_steps and settings.scorer == "gold":
-        questions = context.split("train")
-        if not any(each.hops for each in questions):
-            raise StepladderError(
-                "scorer: gold needs questions with a gold decomposition, and the split 'train' has none"
-            )
+    questions = [each for each in context.split("train") if each.answers]
+    check_questions(questions, settings)
+    if _reads_gold(settings):
         check_gold(context, questions)
     context.expect_dev("grpo", settings.dev_questions)
+
+
+def _reads_gold(settings: GRPOConfig) -> bool:
+    """Whether credit depends on finding gold passages, which the index must therefore have."""
+    by_search = {Need.GOLD_PASSAGES, Need.DISTANCES}
+    return bool(by_search & settings.needs) or (settings.scores_steps and settings.scorer == "gold")
 
 
 def summarize(numbers: Numbers) -> StageSummary:
@@ -57,6 +71,8 @@ def summarize(numbers: Numbers) -> StageSummary:
         ended = f"; stopped by {numbers['stopped_by']}, update {numbers['kept_update']:,} kept"
     elif numbers["out_of_time"]:
         ended = "; stopped by the time limit"
+    elif numbers.get("out_of_tokens"):
+        ended = "; stopped by the token budget"
     no_signal = f"{numbers['dropped_groups']:.0%}: all episodes of a group had the same reward"
     parts = ("sync", "rollout", "scoring", "update")
     seconds = {part: numbers[f"{part}_seconds"] for part in parts if f"{part}_seconds" in numbers}
@@ -67,6 +83,7 @@ def summarize(numbers: Numbers) -> StageSummary:
         {
             "updates": updates(numbers),
             "groups without signal": no_signal if numbers["dropped_groups"] else "",
+            "groups replaced": f"{numbers['refilled_groups']:,}" if numbers.get("refilled_groups") else "",
             "seconds": ", ".join(f"{part} {spent:.0f}" for part, spent in seconds.items()),
             "dev": measured(numbers, {"best_dev_f1": "F1"}),
             "alarms": ", ".join(numbers["alarms"]),
@@ -75,19 +92,25 @@ def summarize(numbers: Numbers) -> StageSummary:
 
 
 def questions_used(stage: FinishedStage) -> Iterable[str]:
-    """The questions that were rolled out before the stage ended."""
+    """The questions that were rolled out before the stage ended; if groups were replaced, all that may have been."""
     settings: GRPOConfig = stage.settings
     chosen = sampled_questions(stage, [each for each in stage.context.split("train") if each.answers])
     episodes = stage.summary.get("episodes")
     if not isinstance(episodes, int):
         raise StepladderError("the summary of this stage does not say how many episodes were rolled out")
     groups = episodes // settings.num_generations
-    if groups < len(chosen):  # the first groups are of distinct questions
+    if groups < len(chosen) and not stage.summary.get("refilled_groups"):  # the first groups are of distinct questions
         from stepladder.train.grpo.trainer import schedule  # imports torch and trl
 
         order, _ = schedule(len(chosen), settings, stage.seed)
         chosen = [chosen[place] for place in order[:groups]]
     return chosen
+
+
+def labels_used(stage: FinishedStage) -> Labels:
+    """The answers, and the decompositions if the gold judge scores the steps."""
+    settings: GRPOConfig = stage.settings
+    return Labels.of(questions_used(stage), decompositions=settings.scores_steps and settings.scorer == "gold")
 
 
 STAGE = StageSpec(
@@ -101,4 +124,5 @@ STAGE = StageSpec(
     not_fingerprinted=frozenset({"engine", "vllm_gpu_memory_utilization"}),
     summarize=summarize,
     questions=questions_used,
+    labels=labels_used,
 )

@@ -28,7 +28,18 @@ from stepladder.judges.registry import JudgeName, judges, make_judge
 from stepladder.pipeline.episodes import check_gold
 from stepladder.pipeline.pair_folder import DEV_PAIRS, TRAIN_PAIRS, write_pairs
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import PAIRS, TREES, StageResult, StageSpec, Task, never, no_questions, tree_questions
+from stepladder.pipeline.stage import (
+    PAIRS,
+    TREES,
+    FinishedStage,
+    Labels,
+    StageResult,
+    StageSpec,
+    Task,
+    never,
+    no_questions,
+    tree_questions,
+)
 from stepladder.preferences.pair_stats import format_counts
 from stepladder.preferences.pairs import PairRules, balanced, dev_questions, judged_groups, tree_pairs
 
@@ -199,6 +210,15 @@ def check_pairs(settings: PairConfig, context: RunContext) -> None:  # noqa: ARG
         settings.llm.check()
 
 
+def labels_used(stage: FinishedStage) -> Labels:
+    """What the judge sees: the gold judge answers and decompositions, an LLM in the mode `value` the answers."""
+    settings: PairConfig = stage.settings
+    gold = judges().get(settings.judge).needs_gold
+    if gold or (settings.llm is not None and settings.llm.mode == "value"):
+        return Labels.of(tree_questions(stage.inputs[TREES]), decompositions=gold)
+    return Labels()
+
+
 STAGE = StageSpec(
     PairConfig,
     run_pairs,
@@ -209,5 +229,6 @@ STAGE = StageSpec(
     not_fingerprinted=frozenset(f"llm.{name}" for name in COST_SETTINGS),
     version=2,  # the gold judge no longer counts a bad query against the answer to it
     questions=no_questions,
+    labels=labels_used,
     generates=never,
 )

@@ -17,6 +17,7 @@ from stepladder.pipeline.stage import (
     REWARD,
     TREES,
     FinishedStage,
+    Labels,
     StageResult,
     StageSpec,
     Task,
@@ -101,6 +102,17 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     return (question.id for question in (*chosen.sampled, *chosen.gold))
 
 
+def labels_used(stage: FinishedStage) -> Labels:
+    """Decompositions and answers of gold chains and of all steps that the gold judge labels; the values of trees are
+    answers that were used there.
+    """
+    settings: PRMConfig = stage.settings
+    judged = Labels.of(questions_used(stage), decompositions=True)
+    if settings.objective == "verdicts":
+        return judged | Labels.of(tree_questions(stage.inputs[TREES]), decompositions=True)
+    return judged
+
+
 STAGE = StageSpec(
     PRMConfig,
     run_prm,
@@ -113,5 +125,6 @@ STAGE = StageSpec(
     version=3,  # wrong answers are faulty; a misread text leads to a wrong answer
     summarize=summarize,
     questions=questions_used,
+    labels=labels_used,
     generates=never,
 )

@@ -38,13 +38,13 @@ from stepladder.evaluation.prm.calibration import (
     pair_accuracy,
 )
 from stepladder.evaluation.prm.plots import distributions_svg, reliability_svg
-from stepladder.evaluation.prm.selection import selection_report
+from stepladder.evaluation.prm.selection import mistake_auc, selection_report
 from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.oracle.corruptions import CORRUPTIONS, Corruptor
 from stepladder.pipeline.episodes import check_gold, report_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
+from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task, no_labels
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
 from stepladder.pipeline.workers.rollout_workers import check_cluster
 from stepladder.pipeline.workers.scoring import StepScores, step_scores
@@ -101,10 +101,13 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
     with step_scores(context, prm, task.inputs[REWARD]) as score:
         scores = score(episodes)
         steps = graded_steps(episodes, scores, settings.derived)
-        # A chain is as good as its worst step.
-        lowest = {name: [min(scores) for scores in score(each)] for name, each in control.items()}
+        of_chains = {name: score(each) for name, each in control.items()}
         selection = selection_report(steps, episodes, scores)
-        return _examine(settings, task, prm, score, steps, selection, lowest, len(questions))
+        chains = {name: graded_steps(each, of_chains[name], settings.derived) for name, each in control.items()}
+        detected = {name: mistake_auc(chains["gold"], each) for name, each in chains.items() if name != "gold"}
+        # A chain is as good as its worst step.
+        lowest = {name: list(map(min, each)) for name, each in of_chains.items()}
+        return _examine(settings, task, prm, score, steps, selection, lowest, detected, len(questions))
 
 
 def _chains(context: RunContext, questions: Sequence[Question], seed: int) -> dict[str, list[Trajectory]]:
@@ -124,6 +127,7 @@ def _examine(
     steps: Sequence[GradedStep],
     selection: Mapping[str, Any],
     lowest: Mapping[str, Sequence[float]],
+    detected: Mapping[str, Mapping[str, float] | None],
     questions: int,
 ) -> StageResult:
     """Compare the scores of steps and of control chains with what they should be, and write the examination."""
@@ -133,12 +137,15 @@ def _examine(
             "Take more questions or a higher temperature, or questions with a gold decomposition"
         )
     calibration, predictions = calibration_report(steps)
+    chains = chain_metrics(lowest) if lowest["gold"] else {}
+    for name in chains.keys() & detected.keys():
+        chains[name]["faulty_steps"] = detected[name]
     summary: dict[str, Any] = {
         **gold_agreement(steps),
         **selection,
         **(_on_pairs(prm, task.inputs[PAIRS]) if settings.held_out_pairs else {"pair_accuracy": None}),
         "calibration": calibration,
-        "chains": chain_metrics(lowest) if lowest["gold"] else {},
+        "chains": chains,
         "histories_cut": prm.builder.truncated,
     }
     subtitle = f"{len(steps):,} steps of {questions:,} questions of the split {settings.split}"
@@ -147,14 +154,14 @@ def _examine(
         rows = "".join(json.dumps(asdict(step)) + "\n" for step in steps)
         (folder / "steps.jsonl").write_text(rows, encoding="utf-8")
         if lowest["gold"]:
-            chains = distributions_svg(
+            distributions = distributions_svg(
                 "Reward model scores of whole chains",
                 {name.replace("_", " "): scores for name, scores in lowest.items() if scores},
                 axis="score of a chain's lowest step",
                 counted="chains",
                 subtitle=f"Gold chains of {len(lowest['gold']):,} questions, and corrupted copies of them",
             )
-            (folder / "chains.svg").write_text(chains, encoding="utf-8")
+            (folder / "chains.svg").write_text(distributions, encoding="utf-8")
         picture = reliability_svg(
             "Calibration of step scores", predictions, [step.good for step in steps], subtitle=subtitle
         )
@@ -229,6 +236,11 @@ def summarize(numbers: Numbers) -> StageSummary:
             f"{name.replace('_', ' ')} {each['auc']:.2f} of {each.get('chains', 0):,}"
             for name, each in corrupted.items()
         ),
+        "AUC of faulty steps in corrupted chains": ", ".join(
+            f"{name.replace('_', ' ')} {share(each['faulty_steps'])}"
+            for name, each in corrupted.items()
+            if each.get("faulty_steps") is not None
+        ),
         "truncated histories": unless_zero(numbers.get("histories_cut")),
     }
     steps = f"{numbers.get('steps', 0):,} steps of {numbers.get('questions', 0):,} questions"
@@ -265,4 +277,5 @@ STAGE = StageSpec(
     persistent_files=POLICY_FILES,
     version=4,  # chains with each kind of mistake
     summarize=summarize,
+    labels=no_labels,
 )

@@ -22,7 +22,7 @@ from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import TreeStageConfig
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines, policy_lines
-from stepladder.pipeline.tree_search import check_tree_stage, grow_trees
+from stepladder.pipeline.tree_search import check_tree_stage, grow_trees, tree_labels
 
 
 class RankConfig(TreeStageConfig):
@@ -89,4 +89,5 @@ STAGE = StageSpec(
     persistent_files=(*PERSISTENT_FILES, *POLICY_FILES),
     not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
     summarize=summarize,
+    labels=tree_labels,
 )

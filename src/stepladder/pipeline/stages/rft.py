@@ -9,7 +9,16 @@ from functools import partial
 from stepladder.core.errors import StepladderError
 from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.pipeline.resources import SERVER, RunContext
-from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
+from stepladder.pipeline.stage import (
+    POLICY,
+    REWARD,
+    FinishedStage,
+    Labels,
+    StageResult,
+    StageSpec,
+    Task,
+    sampled_questions,
+)
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
 from stepladder.pipeline.workers.rollout_workers import check_cluster, open_driver
 from stepladder.preferences.pair_stats import format_counts
@@ -89,4 +98,5 @@ STAGE = StageSpec(
     persistent_files=POLICY_FILES,
     summarize=summarize,
     questions=questions_used,
+    labels=lambda stage: Labels.of(questions_used(stage)),
 )

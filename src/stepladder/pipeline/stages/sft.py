@@ -8,7 +8,17 @@ from pathlib import Path
 
 from stepladder.pipeline.episodes import check_gold, report_gold
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import POLICY, TREES, FinishedStage, StageResult, StageSpec, Task, sampled_questions
+from stepladder.pipeline.stage import (
+    POLICY,
+    TREES,
+    FinishedStage,
+    Labels,
+    StageResult,
+    StageSpec,
+    Task,
+    sampled_questions,
+    tree_questions,
+)
 from stepladder.train.sft.config import TEACHER_FILES, SFTConfig
 
 
@@ -43,6 +53,14 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     return () if stage.settings.source == "trees" else sampled_questions(stage, stage.context.sft_questions())
 
 
+def labels_used(stage: FinishedStage) -> Labels:
+    """The answers that demonstrations end with, and the decompositions that the oracle replays."""
+    source = stage.settings.source
+    if source == "trees":
+        return Labels.of(tree_questions(stage.inputs[TREES]))
+    return Labels.of(questions_used(stage), decompositions=source == "gold")
+
+
 STAGE = StageSpec(
     SFTConfig,
     run_sft,
@@ -53,5 +71,6 @@ STAGE = StageSpec(
     check=check_sft,
     persistent_files=TEACHER_FILES,
     questions=questions_used,
+    labels=labels_used,
     generates=lambda settings: settings.source not in ("gold", "trees"),
 )

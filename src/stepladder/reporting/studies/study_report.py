@@ -4,25 +4,51 @@ In: `StudyResults`. Out: files in the study's folder, text on a console.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from stepladder.core.io.files import atomic_file
-from stepladder.evaluation.statistics import Interval
+from stepladder.evaluation.statistics import Interval, interval_text, signed_text
 from stepladder.evaluation.svg_figure import SERIES
 from stepladder.reporting.charts.figures import Point, bands_svg
-from stepladder.reporting.studies.study_results import StudyResults, curve_differences, questions_to_reach, study_curves
+from stepladder.reporting.studies.study_arms import selecting_stages
+from stepladder.reporting.studies.study_json import codes_of, plain_results
+from stepladder.reporting.studies.study_results import (
+    StudyResults,
+    curve_differences,
+    method_interval,
+    questions_to_reach,
+    study_curves,
+)
+from stepladder.reporting.studies.study_statistics import MIN_SEEDS
+from stepladder.reporting.studies.study_verdict import breaches, p_text, verdicts
 
 RESULTS, PLOT = "study.json", "study.svg"
+#: The columns of the tables of the ledger: label, name in a `Ledger`.
+_LABELS = (
+    ("questions", "questions"),
+    ("answers", "answers"),
+    ("decompositions", "decompositions"),
+    ("judge calls", "judge_calls"),
+    ("updates", "updates"),
+)
+_COMPUTE = (
+    ("tokens read", "tokens_read"),
+    ("sampled", "tokens_sampled"),
+    ("trained", "tokens_trained"),
+    ("GPU s", "gpu_seconds"),
+    ("CPU s", "cpu_seconds"),
+)
 
 
 def write_results(results: StudyResults, folder: Path) -> Path | None:
     """Write study.json and, if there are curves, the plot; returns the path of the plot."""
     with atomic_file(folder / RESULTS) as file:
-        json.dump(results.plain(), file, indent=2)
+        json.dump(plain_results(results), file, indent=2)
+        file.write("\n")
     svg = plot(results)
     if svg is None:
         return None
@@ -32,18 +58,21 @@ def write_results(results: StudyResults, folder: Path) -> Path | None:
 
 
 def plot(results: StudyResults) -> str | None:
-    """Test F1 by the x of the arms, else dev F1 by update; None without curves, or with too many."""
-    study, seeds = results.study, len(results.seeds)
-    subtitle = f"mean of {seeds} seeds; bands: 95% CI of the mean" if seeds > 1 else "one seed"
-    if study.points:
+    """The estimand by the x of the arms, else dev F1 by update; None without curves, or with too many."""
+    study = results.study
+    seeds = max((len(arm.values) for arm in results.arms), default=0)
+    bands = "; bands: 95% CI of the mean" if seeds >= MIN_SEEDS else ""
+    subtitle = f"mean of {seeds} seeds{bands}" if seeds > 1 else "one seed"
+    if curves := study_curves(results):
+        start = _mean(results.start)
         return bands_svg(
             study.name,
-            study_curves(results),
+            curves,
             across=study.x_label,
-            up="F1 on test questions",
+            up=str(study.estimand),
             subtitle=subtitle,
             log=True,
-            marks={"initial policy": results.start.mean},
+            marks={} if start is None else {"initial policy": start},
         )
     curves = {arm.name: arm.curve for arm in results.arms if arm.curve}
     if not 1 <= len(curves) <= len(SERIES):
@@ -52,40 +81,112 @@ def plot(results: StudyResults) -> str | None:
 
 
 def print_results(console: Console, results: StudyResults) -> None:
-    """Print the tables; if the arms are points on curves, also how many questions each curve needs."""
-    study, several = results.study, len(results.seeds) > 1
-    _say(console, f"{study.name}: {study.about}")
-    table = _table("arm", "F1 on test questions", "questions", "updates", "tokens")
-    table.add_row("initial policy", _text(results.start, several), "", "", "")
-    for arm in results.arms:
-        cost = (_count(arm.cost.get(name)) for name in ("questions", "steps", "tokens_sampled"))
-        table.add_row(arm.name, _text(arm.mean, several), *cost)
-    console.print(table, highlight=False)
-    compared = [arm for arm in results.arms if arm.difference is not None]
-    if compared:
-        _say(console, "\nDelta F1, paired by seed")
-        table, by_seed = _table("mean", ""), _table("by seed", *map(str, results.seeds))
-        for arm in compared:
-            assert arm.difference is not None
-            pair = f"{arm.name} vs. {arm.against}"
-            table.add_row(pair, _text(arm.difference, several, "+"))
-            by_seed.add_row(pair, *(f"{arm.differences[seed]:+.3f}" for seed in results.seeds))
-        for pair, found in curve_differences(results).items():
-            table.add_row(f"{pair}, mean over the curve", _text(found, several, "+"))
-        console.print(table, highlight=False)
-        _say(console, "")
-        console.print(by_seed, highlight=False)
+    """Print the answers, the tables, the ledger and what a reader must know about them."""
+    study, answers = results.study, verdicts(results)
+    say_line(console, f"{study.name}: {study.question}")
+    for name, answer in answers.items():
+        say_line(console, f"  {name}: {answer}")
+    _print_values(console, results)
+    _print_contrasts(console, results)
+    _print_ledger(console, results)
+    say_line(console, "")
+    for line in notes(results):
+        say_line(console, line)
     if study.points:
         _print_needed(console, results)
 
 
+def _print_values(console: Console, results: StudyResults) -> None:
+    """Means with intervals, and the value of every seed."""
+    seeds = results.study.seed_list
+    say_line(console, f"\n{results.study.estimand}")
+    table, by_seed = result_table("arm", "mean [95% CI]"), result_table("by seed", *map(str, seeds))
+    rows = {"initial policy": results.start} if results.start else {}
+    for name, values in {**rows, **{arm.name: arm.values for arm in results.arms}}.items():
+        found = method_interval(list(values.values()))
+        table.add_row(name, _few(values) if found is None else interval_text(found))
+        by_seed.add_row(name, *_cells(seeds, values))
+    for each in (table, by_seed):
+        console.print(each, highlight=False)
+
+
+def _print_contrasts(console: Console, results: StudyResults) -> None:
+    """Paired differences with intervals, p-values and the value of every seed."""
+    seeds = results.study.seed_list
+    say_line(console, "\nDifferences, paired by seed")
+    table = result_table("contrast", "mean [95% CI]", "p", "p (Holm)")
+    by_seed = result_table("by seed", *map(str, seeds))
+    for each in results.contrasts:
+        p_values = ("" if p is None else p_text(p) for p in (each.p, each.p_holm))
+        table.add_row(each.name, _change(each.interval, each.differences), *p_values)
+        by_seed.add_row(each.name, *_cells(seeds, each.differences, "+"))
+    for pair, found in curve_differences(results).items():
+        table.add_row(f"{pair}, over the curve", _change(method_interval(list(found.values())), found), "", "")
+        by_seed.add_row(f"{pair}, over the curve", *_cells(seeds, found, "+"))
+    for each_table in (table, by_seed):
+        console.print(each_table, highlight=False)
+
+
+def _print_ledger(console: Console, results: StudyResults) -> None:
+    """What a run consumed."""
+    say_line(console, "\nConsumed per seed, without evaluations (-: not counted)")
+    shared = {} if results.shared is None else {f"shared, up to {results.study.shared}": results.shared}
+    ledgers = {**shared, **{arm.name: arm.ledger for arm in results.arms}}
+    for columns in (_LABELS, _COMPUTE):
+        table = result_table("", *(label for label, _ in columns))
+        for name, ledger in ledgers.items():
+            found = [getattr(ledger, field) for _, field in columns]
+            table.add_row(name, *("-" if value is None else f"{value:,.0f}" for value in found))
+        console.print(table, highlight=False)
+
+
+def notes(results: StudyResults) -> list[str]:
+    """What a reader must know: unfinished runs, budgets, selection, amendments, versions of the code."""
+    study, lines = results.study, list[str]()
+    if results.unfinished:
+        runs = ", ".join(f"seed {each.seed} {each.arm} ({each.state})" for each in results.unfinished)
+        lines.append(f"unfinished: {runs}")
+    few = [arm.name for arm in results.arms if len(arm.values) < MIN_SEEDS]
+    if few:
+        lines.append(f"no interval for {', '.join(few)}: fewer than {MIN_SEEDS} seeds say nothing about a method")
+    if study.budget is None:
+        lines.append("budget: none stated; the arms may differ in what they consumed")
+    elif found := breaches(results):
+        lines.append(f"budget not kept: {'; '.join(map(str, found))}")
+    else:
+        amounts = ", ".join(f"{name.replace('_', ' ')} {amount}" for name, amount in study.budget.amounts().items())
+        lines.append(f"budget kept: {amounts}, within {study.budget.tolerance:.0%}")
+    selecting = selecting_stages(study) if study.estimand.last_checkpoints is None else []
+    if selecting:
+        lines.append(f"selection: {', '.join(selecting)} keeps its best checkpoint by F1 on dev questions")
+    lines += _registered(results)
+    codes = codes_of(results)
+    if codes:
+        lines.append(f"code: {'; '.join(codes)}{' (the runs differ)' if len(codes) > 1 else ''}")
+    return lines
+
+
+def _registered(results: StudyResults) -> list[str]:
+    """When the study was registered, and its amendments."""
+    registration = results.registration
+    if registration is None:
+        return []
+    lines = [f"registered {registration.registered}, definition {registration.sha256[:12]}, no exclusions"]
+    for each in registration.amendments:
+        lines.append(f"amended {each.when}: {len(each.seeds_before)} -> {len(each.seeds)} seeds, because: {each.why}")
+    return lines
+
+
 def _print_needed(console: Console, results: StudyResults) -> None:
     """The x at which each curve first reaches the scores above the initial policy."""
-    curves = study_curves(results)
-    levels = sorted({point.mean for points in curves.values() for point in points if point.mean > results.start.mean})
-    _say(console, f"\n{results.study.x_label} needed to reach a score (mean over seeds)")
-    table = _table("F1", *curves)
-    for level in levels:
+    curves, start = study_curves(results), _mean(results.start)
+    levels = {point.mean for points in curves.values() for point in points}
+    levels = {level for level in levels if start is None or level > start}
+    if not levels:
+        return
+    say_line(console, f"\n{results.study.x_label} needed to reach a score (mean over seeds)")
+    table = result_table(str(results.study.estimand), *curves)
+    for level in sorted(levels):
         table.add_row(f"{level:.3f}", *(_needed(level, points) for points in curves.values()))
     console.print(table, highlight=False)
 
@@ -97,23 +198,31 @@ def _needed(level: float, points: Sequence[Point]) -> str:
     return f"{found:,.0f}" if found > points[0].x else f"{points[0].x:g} or fewer"
 
 
-def _table(first: str, *others: str) -> Table:
+def result_table(first: str, *others: str) -> Table:
+    """A table without lines; all columns but the first are numbers, which are never wrapped."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
+    table.add_column(first)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def _text(found: Interval, several: bool, sign: str = "") -> str:
-    """A mean, with its interval if there are several seeds."""
-    mean = f"{found.mean:{sign}.3f}"
-    return f"{mean} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]" if several else mean
-
-
-def _count(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
-
-
-def _say(console: Console, line: str) -> None:
+def say_line(console: Console, line: str) -> None:
+    """Print a line as it is."""
     console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _change(found: Interval | None, values: Mapping[int, float]) -> str:
+    return _few(values) if found is None else signed_text(found)
+
+
+def _few(values: Mapping[int, float]) -> str:
+    return f"no interval from {len(values)}" if values else "no seed finished"
+
+
+def _cells(seeds: Sequence[int], values: Mapping[int, float], sign: str = "") -> list[str]:
+    return [f"{values[seed]:{sign}.3f}" if seed in values else "-" for seed in seeds]
+
+
+def _mean(values: Mapping[int, float]) -> float | None:
+    return sum(values.values()) / len(values) if values else None

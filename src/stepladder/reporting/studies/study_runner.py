@@ -19,14 +19,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from stepladder.agents import name_agent
 from stepladder.core.errors import StepladderError
-from stepladder.pipeline.recipe import Recipe, load_recipe
 from stepladder.reporting.run_tables import say
+from stepladder.reporting.studies.study_arms import recipe_of, shared_recipe
 from stepladder.reporting.studies.study_job import ERROR, Job
-from stepladder.reporting.studies.study_spec import Study
+from stepladder.reporting.studies.study_spec import SHARED, Study
 
-SHARED = "shared"
 #: Command that runs a job. -P: modules in the current folder, which may be downloaded, are not imported.
 COMMAND = (sys.executable, "-P", "-m", "stepladder.reporting.studies.study_job")
 #: Seconds between polls, and until a run that should stop is killed.
@@ -36,55 +34,20 @@ _THREADS, _GPU_SHARE = "OMP_NUM_THREADS", "STEPLADDER_GPU_SHARE"
 
 
 def run_study(
-    study: Study,
-    folder: Path,
-    *,
-    seeds: Sequence[int],
-    jobs: int = 1,
-    overrides: Sequence[str] = (),
-    update: bool = False,
-    console: Console | None = None,
+    study: Study, folder: Path, *, jobs: int = 1, update: bool = False, console: Console | None = None
 ) -> None:
-    """Run all arms and seeds of a study. `overrides` apply to every recipe; `jobs`: number of parallel runs."""
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise StepladderError(f"a study needs distinct seeds; found {list(seeds)}")
-    work = [job for seed in seeds for job in jobs_of(study, folder, seed, overrides, update)]
+    """Run all arms and seeds of a prepared study. `jobs`: number of parallel runs."""
+    work = [job for seed in study.seed_list for job in jobs_of(study, folder, seed, update)]
     run_jobs(work, jobs, console or Console(stderr=True))
 
 
-def jobs_of(study: Study, folder: Path, seed: int, overrides: Sequence[str] = (), update: bool = False) -> list[Job]:
-    """The runs of one seed: the shared stages, then the arms."""
-    plain = recipe_of(study, seed, None, overrides).plain()
-    names = list(plain["stages"])
-    if study.shared not in names:
-        raise StepladderError(f"the recipe {study.recipe} has no stage '{study.shared}' to share between arms")
-    kept = names[: names.index(study.shared) + 1]
-    plain["stages"] = {name: plain["stages"][name] for name in kept}
-    shared = Job(plain, run_folder(folder, seed, SHARED), update=update)
-    return [
-        shared,
-        *(
-            Job(recipe_of(study, seed, arm, overrides).plain(), run_folder(folder, seed, arm), shared.folder, update)
-            for arm in study.arms
-        ),
+def jobs_of(study: Study, folder: Path, seed: int, update: bool = False) -> list[Job]:
+    """The runs of one seed: the shared stages, if there are any, then the arms."""
+    origin = None if study.shared is None else run_folder(folder, seed, SHARED)
+    arms = [
+        Job(recipe_of(study, seed, arm).plain(), run_folder(folder, seed, arm), origin, update) for arm in study.arms
     ]
-
-
-def recipe_of(study: Study, seed: int, arm: str | None, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe of an arm, or with None of the shared stages."""
-    overrides = tuple(overrides)
-    reserved = {each.partition("=")[0] for arm_overrides in study.arms.values() for each in arm_overrides} | {"seed"}
-    for each in overrides:
-        if each.partition("=")[0].strip() in reserved:
-            raise StepladderError(
-                f"--set {each}: the study {study.name} sets this itself in each run (--seeds: number of seeds); "
-                "to choose the value, use `stepladder run` with your own recipe"
-            )
-    own = [*(study.arms[arm] if arm else ()), f"seed={seed}"]
-    recipe = load_recipe(study.recipe, own, defaults=[*study.overrides, *overrides])  # some may be for some arms only
-    if any(each.partition("=")[0].strip() == "agent" for each in overrides):
-        name_agent(recipe.shared.agent)
-    return recipe
+    return arms if origin is None else [Job(shared_recipe(study, seed).plain(), origin, update=update), *arms]
 
 
 def run_folder(folder: Path, seed: int, arm: str) -> Path:

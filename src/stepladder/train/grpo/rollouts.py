@@ -2,21 +2,22 @@
 
 In: questions and a seed. Out: a `RolloutBatch`: a fixed number of episodes per question, and their metrics. Episodes
 run in the driver like any others: finished ones cost nothing more, and token ids are the engine's. All steps of a batch
-are scored in one call.
+are scored in one call. With `refill`, questions whose episodes give no signal are replaced, in rounds.
 """
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize, score
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
-from stepladder.core.step_scorer import StepScorer, raise_errors, sigmoid
+from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.transformers.constrained import GrammarMasks
@@ -25,7 +26,11 @@ from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.agent_check import restarts_context
 from stepladder.train.grpo.config import TREE, GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree
+from stepladder.train.grpo.credit.base import CreditedEpisode
+from stepladder.train.grpo.credit.credit_group import credit_group
+from stepladder.train.grpo.credit.tree import branches_of
+from stepladder.train.grpo.evidence import Continuations, EvidenceSource, FetchedEvidence, Likelihood
+from stepladder.train.grpo.refill import NextQuestion
 from stepladder.train.loop.compute import Precision
 from stepladder.train.transcripts.sampled_episodes import expect_some
 
@@ -98,50 +103,85 @@ class Rollouts:
         *,
         generating: Precision = nullcontext,
         scoring: Precision = nullcontext,
+        likelihood: Likelihood | None = None,
     ) -> None:
-        """`generating`, `scoring`: the precision of the policy and of the step scorer."""
-        if config.scores_steps and scorer is None:
-            raise StepladderError(f"mode '{config.mode}' needs a step scorer; the modes outcome and tree do not")
+        """`generating`, `scoring`: the precision of the policy and of the step scorer. `likelihood`: of gold answers,
+        for the potential of that name.
+        """
+        self.evidence = EvidenceSource(config, scorer, likelihood)
         check_single_context(agent)
-        self.driver, self.agent, self.config, self.scorer = driver, agent.in_single_context(), config, scorer
+        self.driver, self.agent, self.config = driver, agent.in_single_context(), config
         self.generating, self.scoring = generating, scoring
         sampling = replace(episode.sampling, temperature=config.temperature, top_p=config.top_p)
         self.episode = replace(episode, sampling=sampling)
 
-    def generate(self, questions: Sequence[Question], seed: int, first: int = 0) -> RolloutBatch:
+    def generate(
+        self, questions: Sequence[Question], seed: int, first: int = 0, further: NextQuestion | None = None
+    ) -> RolloutBatch:
         """`num_generations` episodes for each question. `first`: the place of the first one among all of the update,
         part of the seed, so that episodes do not depend on how processes share the questions.
+
+        `further`: the questions of `refill`, which replace those without a signal.
         """
         started = time.monotonic()
-        scores: Sequence[Sequence[float | None]] = ()  # for each episode those of its steps
+        asked = dict(enumerate(questions, first))
+        kept: dict[int, list[CreditedEpisode]] = {}
+        rounds: list[_Round] = []
         with self.generating():  # which also brings the weights to the engine
             synced = time.monotonic()
-            groups = self._trees(questions, seed, first) if self.config.mode == TREE else []
-            sampled = self._samples(questions, seed, first) if self.config.mode != TREE else []
-        scored = time.monotonic()
-        if self.config.scores_steps:
-            assert self.scorer is not None
-            with self.scoring():
-                scores = raise_errors(self.scorer.score_logits([each for group in sampled for each in group]))
-        if sampled:
-            remaining = iter(scores)
-            own = [[next(remaining) for _ in group] if scores else None for group in sampled]
-            groups = [credit_group(group, each, self.config) if group else [] for group, each in zip(sampled, own)]
-        ended = time.monotonic()
+            for number in range(1 + (self.config.refill if further is not None else 0)):
+                places = [place for place in asked if not _has_signal(kept.get(place, ()))]
+                if not places:
+                    break
+                if number and further is not None:
+                    asked |= {place: further(number, place) for place in places}
+                own_seed = seed_of(seed, "refill", number) if number else seed
+                rounds.append(self._round({place: asked[place] for place in places}, own_seed, is_first=not number))
+                kept |= zip(places, rounds[-1].groups, strict=True)
         if self.driver.engine is not None:
             self.driver.engine.on_idle()  # the weights will change, and the update needs the memory
-        filled = [self._filled(group, question) for group, question in zip(groups, questions, strict=True)]
-        zero_std = sum(not any(row.has_signal for row in group) for group in groups)
-        metrics = episode_metrics([row for group in groups for row in group]) | {
-            "dropped_groups": Mean(zero_std, len(questions)),
-            "failed": Mean(len(questions) * self.config.num_generations - sum(map(len, groups)), None),
-            "sync_seconds": Mean(round(synced - started, 4), None),
-            "rollout_seconds": Mean(round(scored - synced, 4), None),
-            "scoring_seconds": Mean(round(ended - scored, 4), None),
-        }
-        if judged := [sigmoid(score) for each in scores for score in each if score is not None]:
-            metrics["step_score"] = Mean.of(judged)
+        metrics = self._metrics(rounds) | {"sync_seconds": Mean(round(synced - started, 4), None)}
+        in_loss = [each for each in kept.values() if _has_signal(each) or not self.config.drop_zero_std_groups]
+        metrics |= loss_shares([row for group in in_loss for row in group])
+        filled = [self._filled(kept[place], question) for place, question in asked.items()]
         return RolloutBatch(tuple(row for group in filled for row in group), metrics)
+
+    def _round(self, asked: Mapping[int, Question], seed: int, *, is_first: bool) -> "_Round":
+        """The credited episodes of these questions, by their places."""
+        started = time.monotonic()
+        nodes: list[list[list[int]]] = []
+        if self.config.mode == TREE:
+            sampled, nodes = self._trees(asked, seed, is_first=is_first)
+        else:
+            sampled = self._samples(asked, seed, is_first=is_first)
+        played = self.evidence.continue_states(self.driver, self.agent, self.episode, sampled, seed, list(asked))
+        generated = time.monotonic()
+        with self.scoring():
+            fetched = self.evidence.fetch(sampled, nodes, played)
+        groups = [
+            credit_group(group, self.config, evidence) if group else []
+            for group, evidence in zip(sampled, fetched.groups, strict=True)
+        ]
+        return _Round(groups, played, fetched, generated - started, time.monotonic() - generated)
+
+    def _metrics(self, rounds: Sequence["_Round"]) -> dict[str, Mean]:
+        """Over all episodes. Without those of replaced groups, which all succeed or all fail, means would be biased."""
+        groups = [group for each in rounds for group in each.groups]
+        episodes = len(groups) * self.config.num_generations
+        metrics = episode_metrics([row for group in groups for row in group]) | {
+            "dropped_groups": Mean(sum(not _has_signal(group) for group in groups), len(groups)),
+            "refilled": Mean(sum(len(each.groups) for each in rounds[1:]), None),
+            "episodes": Mean(episodes, None),
+            "failed": Mean(episodes - sum(map(len, groups)), None),
+            "rollout_seconds": Mean(round(sum(each.rollout_seconds for each in rounds), 4), None),
+            "scoring_seconds": Mean(round(sum(each.scoring_seconds for each in rounds), 4), None),
+        }
+        metrics["written"] = Mean(metrics["written"].total + sum(each.played.written for each in rounds), None)
+        if read := [each.fetched.read for each in rounds if each.fetched.read is not None]:
+            metrics["read"] = Mean(sum(read), None)
+        if logits := [each for own in rounds for each in own.fetched.logits]:
+            metrics["step_score"] = Mean.of(map(sigmoid, logits))
+        return metrics
 
     @property
     def grammar_masks(self) -> GrammarMasks:
@@ -149,30 +189,39 @@ class Rollouts:
         assert isinstance(self.driver.engine, InProcessEngine)
         return self.driver.engine.grammar_masks
 
-    def _samples(self, questions: Sequence[Question], seed: int, first: int) -> list[list[Trajectory]]:
+    def _samples(self, asked: Mapping[int, Question], seed: int, *, is_first: bool) -> list[list[Trajectory]]:
         """The episodes of each question that have a step."""
         count = self.config.num_generations
         jobs = [
             # With the index in the seed, because a question may occur twice.
             partial(episode, self.agent, question, self.episode, seed_of(seed, question.id, index, sample))
-            for index, question in enumerate(questions, first)
+            for index, question in asked.items()
             for sample in range(count)
         ]
-        sampled = [each.value for each in expect_some(self.driver.run(jobs))]
+        sampled = self._run(jobs, is_first=is_first)
         return [
             [trajectory for trajectory in sampled[start : start + count] if trajectory is not None and trajectory.steps]
             for start in range(0, len(sampled), count)
         ]
 
-    def _trees(self, questions: Sequence[Question], seed: int, first: int) -> list[list[CreditedEpisode]]:
+    def _trees(
+        self, asked: Mapping[int, Question], seed: int, *, is_first: bool
+    ) -> tuple[list[list[Trajectory]], list[list[list[int]]]]:
+        """The branches of a tree for each question, and the nodes that their steps are."""
         stems = self.config.tree.stems
         grow = partial(branching, stems=stems, branches=self.config.num_generations - stems)
         jobs = [
             partial(grow, self.agent, question, self.episode, seed_of(seed, question.id, index))
-            for index, question in enumerate(questions, first)
+            for index, question in asked.items()
         ]
-        trees = [each.value for each in expect_some(self.driver.run(jobs))]
-        return [[] if tree is None else credit_tree(tree, self.config) for tree in trees]
+        trees = self._run(jobs, is_first=is_first)
+        found = [([], []) if tree is None else branches_of(tree) for tree in trees]
+        return [episodes for episodes, _ in found], [nodes for _, nodes in found]
+
+    def _run(self, jobs: Sequence[Any], *, is_first: bool) -> list[Any]:
+        """The results, None where one failed. That all fail is an error, except in the few jobs of a refill."""
+        outcomes = self.driver.run(jobs)
+        return [each.value for each in (expect_some(outcomes) if is_first else outcomes)]
 
     def _filled(self, group: Sequence[CreditedEpisode], question: Question) -> list[CreditedEpisode]:
         """Exactly `num_generations` rows: failed episodes are replaced by ones with an empty loss mask."""
@@ -186,12 +235,43 @@ class Rollouts:
         return [*group, *[blank] * missing]
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The groups that were sampled together: those of an update, or those of a refill."""
+
+    groups: list[list[CreditedEpisode]]
+    #: Episodes that continue from states of these, and the evidence of all groups.
+    played: Continuations
+    fetched: FetchedEvidence
+    rollout_seconds: float
+    scoring_seconds: float
+
+
+def _has_signal(group: Sequence[CreditedEpisode]) -> bool:
+    return any(row.has_signal for row in group)
+
+
+def loss_shares(rows: Sequence[CreditedEpisode]) -> dict[str, Mean]:
+    """The shares of first steps and of answers among the tokens in the loss."""
+    counted = [
+        (len(step.written.tokens), number, step.action.kind)
+        for row in rows
+        for number, (step, masked) in enumerate(zip(row.trajectory.steps, row.loss_mask, strict=True))
+        if masked
+    ]
+    tokens = sum(length for length, *_ in counted)
+    firsts = sum(length for length, number, _ in counted if number == 0)
+    answers = sum(length for length, _, kind in counted if kind is ActionKind.ANSWER)
+    return {"first_step_share": Mean(firsts, tokens), "answer_share": Mean(answers, tokens)}
+
+
 def episode_metrics(rows: Sequence[CreditedEpisode]) -> dict[str, Mean]:
     """Means over episodes."""
     trajectories = [row.trajectory for row in rows]
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     scores = [score(trajectory) for trajectory in trajectories]
     stops = Counter(trajectory.stop for trajectory in trajectories)
+    generated = {id(step): step for step in steps}.values()  # once: branches of a tree share steps
     return {
         "reward": Mean.of(row.reward for row in rows),
         "f1": Mean.of(each.f1 for each in scores),
@@ -201,8 +281,8 @@ def episode_metrics(rows: Sequence[CreditedEpisode]) -> dict[str, Mean]:
         "step_limit": Mean(stops[StopReason.STEP_LIMIT], len(trajectories)),
         "answered": Mean(stops[StopReason.ANSWERED] + stops[StopReason.FORCED], len(trajectories)),
         "repeated": Mean(sum(map(_repeats, trajectories)), len(steps)),
-        # Branches of a tree share steps, which were generated once.
-        "written": Mean(sum(len(step.written.tokens) for step in {id(step): step for step in steps}.values()), None),
+        "written": Mean(sum(len(step.written.tokens) for step in generated), None),
+        "read": Mean(sum(step.usage.read for step in generated), None),
     }
 
 

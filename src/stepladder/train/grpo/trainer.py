@@ -9,7 +9,7 @@ In: a policy, a `TrainingContext` with answered questions, and a step scorer if 
                     from before the failure
 
 Each update runs several episodes per question with the current policy and reinforces those with more reward than the
-others of their question. `credit.py` assigns credit, `rollouts.py` generates, `trl_trainer.py` updates.
+others of their question. `credit/` assigns credit, `rollouts.py` generates, `trl_trainer.py` updates.
 """
 
 import math
@@ -33,15 +33,19 @@ from stepladder.core.trace import Question
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
+from stepladder.train.grpo.answer_likelihood import AnswerLikelihood
 from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.credit.base import Need
+from stepladder.train.grpo.credit.requirements import check_questions
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
+from stepladder.train.grpo.refill import Refills
 from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
-from stepladder.train.grpo.trl_trainer import BEFORE_UPDATE, EpisodeTrainer, out_of_time
+from stepladder.train.grpo.trl_trainer import BEFORE_UPDATE, EpisodeTrainer, out_of_time, out_of_tokens
 from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
-from stepladder.train.loop.policy_session import open_policy
+from stepladder.train.loop.policy_session import PolicySession, open_policy
 from stepladder.train.loop.policy_weights import peft_config
 from stepladder.train.loop.public_trainer import PublicTrainer
 from stepladder.train.loop.training_loop import (
@@ -60,7 +64,7 @@ _SAVE_EVERY = 5
 class GRPOTrainer(PublicTrainer[GRPOConfig, TrainingReport]):
     """GRPO: `GRPOTrainer(policy, scorer="runs/nano/prm/reward", args=GRPOConfig(num_generations=8)).train()`."""
 
-    #: A step scorer, or the folder of a PRM, for the modes `dual` and `process`.
+    #: A step scorer, or the folder of a PRM, for modes that score steps, such as `dual`.
     scorer: str | os.PathLike[str] | StepScorer | None = None
 
     kind = "grpo"
@@ -90,8 +94,10 @@ def train_grpo(
             scorer,
             generating=session.generating,
             scoring=lambda: session.compute.autocast,
+            likelihood=_answer_likelihood(session, context, config),
         )
         order, updates = schedule(len(questions), config, context.seed)
+        refills = Refills(questions, order, config.batch_size // config.num_generations, context.seed)
         dev_eval = session.dev_evaluator(config.dev_questions, keep_cache=True)
 
         def trainer(arguments: TrainingArguments) -> BaseTrainer:
@@ -104,6 +110,7 @@ def train_grpo(
                 args=arguments,
                 rollouts=rollouts,
                 reference=reference,
+                refills=refills,
                 train_dataset=Dataset.from_dict({"prompt": [dumps(questions[index]) for index in order]}),
                 eval_dataset=Dataset.from_dict({"prompt": [dumps(questions[0])]}),  # only its presence matters
                 processing_class=session.policy.tokenizer,
@@ -113,7 +120,8 @@ def train_grpo(
         checkpoints = usable_checkpoints(context.folder, session.compute, context.folder / ALARMS)
         alarms = read_alarms(context.folder / ALARMS)
         metrics = MetricsLog(context.folder / "curves.jsonl", last_step=max(checkpoints.complete, default=0))
-        if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or out_of_time(metrics, config)):
+        ended = any(alarm.stopped for alarm in alarms) or out_of_time(metrics, config) or out_of_tokens(metrics, config)
+        if checkpoints.complete and ended:
             # An earlier call reached this end and was killed after it.
             checkpoint = best_checkpoint(checkpoints, metrics)
         else:
@@ -138,6 +146,19 @@ def train_grpo(
             checkpoint = rollback_checkpoint(checkpoints, metrics, stopped)
         session.save(checkpoint)
     return TrainingReport(context.folder / "policy", _numbers(metrics, config, len(questions), alarms, checkpoint))
+
+
+def _answer_likelihood(session: PolicySession, context: TrainingContext, config: GRPOConfig) -> AnswerLikelihood | None:
+    """For the potential of that name."""
+    if Need.ANSWER_LOGPS not in config.needs:
+        return None
+    if session.compute.is_sharded:
+        raise StepladderError(
+            "potential: likelihood reads the policy in every process, which sharded weights do not allow: use another "
+            "potential, such as monte-carlo, or train without sharding"
+        )
+    agent = context.agent.in_single_context()
+    return AnswerLikelihood(session.policy.model, session.engine, agent, lambda: session.compute.autocast)
 
 
 def schedule(questions: int, config: GRPOConfig, seed: int) -> tuple[list[int], int]:
@@ -165,6 +186,7 @@ def _choose_questions(context: TrainingContext, config: GRPOConfig) -> list[Ques
     if not answerable:
         raise StepladderError(f"none of {len(context.questions):,} questions has an answer: there would be no reward")
     chosen = sample_questions(answerable, config.questions, context.seed, balance=config.balance)
+    check_questions(chosen, config)
     per_update = config.batch_size // config.num_generations
     if len(chosen) < per_update:
         raise StepladderError(
@@ -183,7 +205,7 @@ def _grpo_arguments(config: GRPOConfig) -> dict[str, Any]:
         "generation_batch_size": config.batch_size,
         "shuffle_dataset": False,  # `schedule` made the order: the same after a resume
         "beta": config.beta if config.lora is not None else 0.0,  # without LoRA the reference is ours
-        "loss_type": "dapo",  # the mean over all tokens of the update
+        "loss_type": "dapo",  # the mean over all tokens of the update, which `token_rows.py` gives weights
         "max_completion_length": None,  # nothing is truncated: the episode has its own limits
     }
 
@@ -194,20 +216,26 @@ def _numbers(
     rows = metrics.updates
     fresh = rows[:: config.num_iterations]  # the other updates use the same episodes
     window = min(5, max(len(fresh) // 2, 1))  # single updates are noisy: their questions differ
+    refilled = round(sum(row.get("refilled", 0) for row in fresh))
+    episodes = len(fresh) * config.batch_size + refilled * config.num_generations
 
     def mean(name: str, some: Sequence[Row]) -> float:
         return float(np.mean([row[name] for row in some]))
 
     numbers: dict[str, object] = {
         "mode": config.mode,
-        "questions": min(questions, len(fresh) * config.batch_size // config.num_generations),
-        "episodes": len(fresh) * config.batch_size,
+        "questions": min(questions, episodes // config.num_generations),  # with refills, at most
+        "episodes": episodes,
         "tokens_sampled": round(sum(row["written"] for row in fresh)),
+        # Not counted in the rows of earlier versions.
+        "tokens_read": round(sum(row["read"] for row in fresh)) if all("read" in row for row in fresh) else None,
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
         "out_of_time": out_of_time(metrics, config),
+        "out_of_tokens": out_of_tokens(metrics, config),
         "kept_update": 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-")),
         "dropped_groups": mean("dropped_groups", fresh),
+        "refilled_groups": refilled,
     }
     for name in ("reward", "f1"):
         numbers |= {f"first_{name}": mean(name, fresh[:window]), f"last_{name}": mean(name, fresh[-window:])}

@@ -29,18 +29,12 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
 from stepladder.train.grpo.allowed_tokens import allowed_tokens
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.importance import ImportanceCorrection
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
+from stepladder.train.grpo.refill import Refills
 from stepladder.train.grpo.rollback import RollbackCheckpoints
-from stepladder.train.grpo.rollouts import (
-    Mean,
-    RolloutBatch,
-    Rollouts,
-    joined,
-    multiple_contexts_error,
-    no_steps_error,
-)
+from stepladder.train.grpo.rollouts import Mean, RolloutBatch, Rollouts, joined, no_steps_error
+from stepladder.train.grpo.token_rows import TokenRow, empty_row, padded, token_row
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, TrainerHooks, TRLOverrides, eval_mode
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import split_microbatches
@@ -54,30 +48,6 @@ _KL_ROWS = 8
 BEFORE_UPDATE = ("sync", "rollout", "scoring")
 
 
-def token_row(credited: CreditedEpisode) -> dict[str, list[Any]]:
-    """An episode as tokens: ids, loss mask, advantages, and the engine's log-probs; and where each grammar applied."""
-    ids: list[int] = []
-    grammars: list[tuple[str, range]] = []
-    loss_mask: list[int] = []
-    advantages: list[float] = []
-    logprobs: list[float] = []
-    for number, step in enumerate(credited.trajectory.steps):
-        if step.restarts and number:
-            raise multiple_contexts_error(credited.trajectory.agent)
-        read = [token for segment in step.read for token in segment.tokens]
-        written = list(step.written.tokens)
-        ids += read + written
-        if step.written.grammar:
-            grammars.append((step.written.grammar, range(len(ids) - len(written), len(ids))))
-        loss_mask += [0] * len(read) + [int(credited.loss_mask[number])] * len(written)
-        advantages += [0.0] * len(read) + [credited.advantages[number]] * len(written)
-        known = list(step.written.logprobs) or [float("nan")] * len(written)
-        logprobs += [float("nan")] * len(read) + known
-    return {
-        "ids": ids, "loss_mask": loss_mask, "advantages": advantages, "logprobs": logprobs, "grammars": grammars
-    }  # fmt: skip
-
-
 class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignore[misc,name-defined]
     """GRPO with step-level advantages."""
 
@@ -85,29 +55,37 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     processing_class: Any
     _metrics: Any
 
-    def __init__(self, *arguments: Any, rollouts: Rollouts, reference: nn.Module | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        rollouts: Rollouts,
+        reference: nn.Module | None = None,
+        refills: Refills | None = None,
+        **options: Any,
+    ) -> None:
         """The prompts of the dataset are questions as JSON records.
 
-        `reference`: the initial policy, for the KL divergence. With LoRA none is needed.
+        `reference`: the initial policy, for the KL divergence. With LoRA none is needed. `refills`: further questions,
+        for updates with groups without signal.
         """
         options |= {"reward_funcs": [_reward], "rollout_func": self._roll_out}
         super().__init__(*arguments, **options)
         if reference is not None:  # trl would load it by the name of the policy, which may have none
             self.beta = rollouts.config.beta
             self.ref_model = self.prepared(reference)
-        self.rollouts = rollouts
+        self.rollouts, self.refills = rollouts, refills
         self.importance = ImportanceCorrection(self, rollouts.config)
         self.rollout_batch: RolloutBatch | None = None
-        self.rows: list[dict[str, list[Any]]] = []
+        self.rows: list[TokenRow] = []
         #: The loss mask of the rows that are computed next, and their log-probs afterwards.
         self._loss_mask_BT: torch.Tensor | None = None
         #: The indices of these rows in `rows`.
         self._indices: list[int] = []
         self._logps_BT: torch.Tensor | None = None
         self._gaps: list[torch.Tensor] = []
-        #: The KL divergence of this update, if it is not part of the loss; and the tokens in the loss.
+        #: The KL divergence of this update, if it is not part of the loss; and the weight of the tokens in the loss.
         self._kl: float | None = None
-        self._tokens_in_loss = 0.0
+        self._weight_in_loss = 0.0
         #: Whether any episode of this update has a signal, on any device.
         self._has_signal = True
 
@@ -129,19 +107,24 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         """trl's `rollout_func`: every prompt is repeated `num_generations` times, in a row."""
         group = self.rollouts.config.num_generations
         questions = [loads(prompt, Question) for prompt in prompts[::group]]
-        self.questions = [question.id for question in questions]
+        batch = self.state.global_step // self.num_iterations
         with eval_mode(self.model), torch.no_grad():
             # The seed depends on the update, so that a resumed run generates the same episodes.
             self.rollout_batch = self.rollouts.generate(
                 questions,
                 seed_of(self.args.seed, "episodes", self.state.global_step),
                 first=self.args.process_index * len(questions),  # processes have equal shares, in order
+                further=None if self.refills is None else self.refills.of(batch),
             )
+        self.questions = [row.trajectory.question.id for row in self.rollout_batch.rows[::group]]
         if not any(gather_object([self.rollout_batch.has_steps])):
             raise no_steps_error()
-        self.rows = [token_row(row) if row.trajectory.steps else self._empty() for row in self.rollout_batch.rows]
+        loss_type, padding = self.rollouts.config.loss_type, self.processing_class.pad_token_id
+        self.rows = [
+            token_row(row, loss_type) if row.trajectory.steps else empty_row(padding) for row in self.rollout_batch.rows
+        ]
         width = max(len(row["ids"]) for row in self.rows) - 1
-        self._loss_mask_BT = torch.tensor([_padded(row["loss_mask"][1:], width) for row in self.rows]) > 0
+        self._loss_mask_BT = torch.tensor([padded(row["loss_mask"][1:], width) for row in self.rows]) > 0
         self._indices = list(range(len(self.rows)))
         return {
             "prompt_ids": [row["ids"][:1] for row in self.rows],
@@ -151,20 +134,14 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
             "episode_rewards": [row.reward for row in self.rollout_batch.rows],
         }
 
-    def _empty(self) -> dict[str, list[Any]]:
-        """In place of an episode that failed before its first token."""
-        padding = self.processing_class.pad_token_id
-        unknown = [float("nan")] * 2
-        return {
-            "ids": [padding] * 2, "loss_mask": [0] * 2, "advantages": [0.0] * 2, "logprobs": unknown, "grammars": []
-        }  # fmt: skip
-
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """trl's tensors, with the advantages of steps, and without groups whose advantages are all 0."""
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         width = batch["completion_ids"].shape[1]
-        advantages_BT = torch.tensor([_padded(row["advantages"][1:], width) for row in self.rows])
-        batch["advantages"] = advantages_BT.to(batch["completion_ids"].device)
+        columns = {"advantages"} if self.rollouts.config.loss_type == "token" else {"advantages", "loss_weights"}
+        for name in columns:
+            values_BT = torch.tensor([padded(row[name][1:], width) for row in self.rows])
+            batch[name] = values_BT.to(batch["completion_ids"].device)
         if any(row["grammars"] for row in self.rows):
             batch["row_index"] = torch.arange(len(self.rows), device=batch["completion_ids"].device)
         counts = {
@@ -173,7 +150,10 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         }
         gathered = self.gathered(counts)
         self.tokens, self.policy_tokens = int(gathered["all"].sum()), int(gathered["own"].sum())
-        return self._without_zero_std_groups(batch) if self.rollouts.config.drop_zero_std_groups else batch
+        if self.rollouts.config.drop_zero_std_groups:
+            batch = self._without_zero_std_groups(batch)
+        batch["num_items_in_batch"] = self.accelerator.gather(_weights_in_loss(batch).sum()).sum()
+        return batch
 
     def _without_zero_std_groups(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The rows of groups with a signal, filled up to equal microbatches with masked rows.
@@ -195,8 +175,6 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         for name, tensor in found.items():
             if _is_per_row(tensor) and tensor.dim() == 2 and not name.startswith("prompt"):
                 found[name] = tensor[:, :width]
-        in_loss = (found["completion_mask"] * found["tool_mask"]).sum()
-        found["num_items_in_batch"] = self.accelerator.gather(in_loss).sum()
         return found
 
     # --- the update
@@ -243,22 +221,22 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: BatchItems = None
     ) -> torch.Tensor:
-        """trl's loss: a sum over tokens, divided by the number of all."""
+        """trl's loss: a sum over tokens by their weights, divided by the weight of all."""
         assert not return_outputs
         logged = self._metrics["train" if self.model.training else "eval"]
         before = {name: len(values) for name, values in logged.items()}
         in_loss: list[float] = []
 
         def loss_of(part: Any) -> torch.Tensor:
-            in_loss.append(float((part["completion_mask"] * part["tool_mask"]).sum()))
+            in_loss.append(float(_weights_in_loss(part).sum()))
             with self.local_metrics():
                 return self._loss(model, part, num_items_in_batch)
 
         loss = self.accumulate(inputs, loss_of)
-        self._tokens_in_loss += sum(in_loss)
+        self._weight_in_loss += sum(in_loss)
         for name, values in logged.items() if len(in_loss) > 1 else ():
             parts = values[before.get(name, 0) :]
-            if len(parts) == len(in_loss):  # trl logged it once per microbatch, as a mean over the tokens in the loss
+            if len(parts) == len(in_loss):  # trl logged it once per microbatch, as a mean by their weights
                 mean = sum(value * count for value, count in zip(parts, in_loss)) / max(sum(in_loss), 1.0)
                 values[before.get(name, 0) :] = [mean]
         return loss
@@ -275,6 +253,8 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         """The loss of some rows. Their log-probs are also compared with those of the engine."""
         self._loss_mask_BT, self._logps_BT = (inputs["completion_mask"] * inputs["tool_mask"]).bool(), None
         self._indices = inputs["row_index"].tolist() if "row_index" in inputs else []
+        if "loss_weights" in inputs:
+            inputs = {**inputs, "tool_mask": inputs["tool_mask"] * inputs["loss_weights"]}
         with self.importance.applied(inputs):
             loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)
         engine = inputs.get("sampling_per_token_logps")
@@ -335,10 +315,10 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         metrics |= self.importance.take_metrics()
         if self._kl is not None:
             metrics["kl"], self._kl = Mean(self._kl, 1), None
-        tokens, self._tokens_in_loss = round(self._tokens_in_loss), 0.0
+        weight, self._weight_in_loss = round(self._weight_in_loss), 0.0  # of tokens, steps or episodes: a whole number
         for theirs, ours in _METRICS.items():
-            if logs.get(theirs) is not None and tokens:
-                metrics[ours] = Mean(logs[theirs] * tokens, tokens)
+            if logs.get(theirs) is not None and weight:
+                metrics[ours] = Mean(logs[theirs] * weight, weight)
         largest = max(gather_object([float(gaps.max()) if gaps.numel() else -1.0]))
         total = joined(gather_object([metrics]))
         return total | ({"logprob_gap_max": largest} if largest >= 0 else {})
@@ -348,9 +328,9 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         super().log(logs, start_time)
         if "loss" not in logs:  # the trainer's own summary at the end
             return
-        row = self.hooks.metrics.rows[-1]
+        row, config = self.hooks.metrics.rows[-1], self.rollouts.config
         row["update_seconds"] = round(row["seconds"] - sum(row[f"{part}_seconds"] for part in BEFORE_UPDATE), 4)
-        if out_of_time(self.hooks.metrics, self.rollouts.config):
+        if out_of_time(self.hooks.metrics, config) or out_of_tokens(self.hooks.metrics, config):
             self._end()
             self.control.should_evaluate = self.hooks.dev_eval is not None  # the last weights need a dev score
         new = self.monitors.check(row)
@@ -372,13 +352,24 @@ def out_of_time(metrics: MetricsLog, config: GRPOConfig) -> bool:
     return limit is not None and sum(row["seconds"] for row in metrics.updates) >= 60 * limit
 
 
+def out_of_tokens(metrics: MetricsLog, config: GRPOConfig) -> bool:
+    """Whether the episodes so far have used up the token budget, and all updates with them are made."""
+    rows, limit = metrics.updates, config.token_budget
+    if limit is None or len(rows) % config.num_iterations:
+        return False
+    written: float = sum(row["written"] for row in rows[:: config.num_iterations])
+    return written >= limit
+
+
+def _weights_in_loss(batch: Mapping[str, Any]) -> torch.Tensor:
+    """What each token counts in the loss: 0 for those that are not part of it."""
+    weights_BT: torch.Tensor = batch["completion_mask"] * batch["tool_mask"]
+    return weights_BT * batch["loss_weights"] if "loss_weights" in batch else weights_BT
+
+
 def _reward(episode_rewards: Sequence[float], **_: Any) -> list[float]:
     """trl's reward function: the reward computed in the rollout."""
     return list(episode_rewards)
-
-
-def _padded(numbers: Sequence[float], width: int) -> list[float]:
-    return [*numbers, *[0.0] * (width - len(numbers))]
 
 
 def _is_per_row(tensor: Any) -> bool:

@@ -25,6 +25,7 @@ from stepladder.preferences.pairs import dev_questions
 from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import PRMExample, from_chains, from_pairs, from_trees, gold_verdicts, outcomes
+from stepladder.train.transcripts.sampled_episodes import token_counts
 
 #: Training examples, held-out examples, and counts.
 Examples = tuple[Sequence[PRMExample], Sequence[PRMExample], dict[str, object]]
@@ -108,9 +109,8 @@ def tree_examples(
         train, dev = of_policy(builder, held_out=False), of_policy(builder, held_out=True)
         counts: dict[str, object] = {}
         if episodes:
-            written = sum(step.usage.written for trajectory in episodes for step in trajectory.steps)
             failed = len(questions.sampled) * config.num_generations - len(episodes)
-            counts = {"episodes": len(episodes), "broken": failed, "tokens_sampled": written}
+            counts = {"episodes": len(episodes), "broken": failed, **token_counts(episodes)}
         if questions.gold:
             chains = _gold_and_corrupted(config, context, questions.gold)
             answers = {"answers": config.chain_answers, "answer_score": config.answer_score}

@@ -36,7 +36,7 @@ from stepladder.train.loop.training_loop import TrainingReport
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FilterResult, filter_trajectories
 from stepladder.train.transcripts.fine_tune import fine_tune
-from stepladder.train.transcripts.sampled_episodes import policy_episodes
+from stepladder.train.transcripts.sampled_episodes import policy_episodes, token_counts
 from stepladder.train.transcripts.tokenized import expect_token_ids
 
 
@@ -114,8 +114,7 @@ def train_rft(
         result.expect_some(config.threshold)
         expect_token_ids(result.kept, reencode=config.reencode)
         numbers = fine_tune(session, result.kept, config)
-    written = sum(step.usage.written for trajectory in samples for step in trajectory.steps)
-    counts = {"questions": len(chosen), **_counts(result, failed), "tokens_sampled": written}
+    counts = {"questions": len(chosen), **_counts(result, failed), **token_counts(samples)}
     return TrainingReport(context.folder / "policy", {**counts, **numbers})
 
 

@@ -4,7 +4,7 @@ In: an engine, an agent, questions. Out: trajectories, those of a question in a 
 of questions, each written atomically; after a kill, existing chunks are not sampled again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import read_records, write_records
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
-from stepladder.core.trace import Question, Trajectory
+from stepladder.core.trace import Question, Trajectory, Usage
 from stepladder.driver import Driver, Outcome, OutcomeCallback
 from stepladder.driver.progress import Progress
 from stepladder.engines.base import Engine
@@ -81,6 +81,12 @@ def expect_some(outcomes: Sequence[Outcome[Any]]) -> Sequence[Outcome[Any]]:
     if reasons and len(reasons) == len(outcomes):
         raise StepladderError(f"every sampled episode failed; the first: {reasons[0]}")
     return outcomes
+
+
+def token_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """Tokens that the engine read and wrote for these episodes, for the summary of a stage."""
+    usage = sum((step.usage for each in episodes for step in each.steps), Usage())
+    return {"tokens_sampled": usage.written, "tokens_read": usage.read}
 
 
 def policy_episodes(

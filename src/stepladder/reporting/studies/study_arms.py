@@ -1,0 +1,153 @@
+"""The arms of a study as recipes: what they share, where they differ, and whether they fit the study.
+
+In: a `Study` and overrides of the user. Out: `prepare` resolves which stages are shared and which one is the last, or
+raises an error that names the arm and the setting. `recipe_of` is the recipe of one run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepladder.agents import name_agent
+from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.pipeline.fingerprint import changes, flat
+from stepladder.pipeline.recipe import Recipe, Stage, join_override, load_recipe, split_override
+from stepladder.pipeline.stage import EVALUATION
+from stepladder.pipeline.stages import get_stage
+from stepladder.reporting.studies.study_spec import Study
+
+#: The numbers of an evaluation; the summaries of other stages depend on their settings.
+_OF_EVALUATIONS = ("f1", "em", "validity", "searches", "by_hops", "failed")
+
+
+def prepare(study: Study, overrides: Sequence[str] = ()) -> Study:
+    """The study with overrides of the user for all arms, and with its first and last stages resolved."""
+    study = _with_overrides(study, overrides)
+    recipes = {arm: recipe_of(study, study.seed_list[0], arm) for arm in study.arms}
+    for arm, recipe in recipes.items():
+        _check_stages(study, arm, [stage.name for stage in recipe.stages])
+    last = study.last or recipes[study.baseline].stages[-1].name
+    same = _shared_stages(recipes)
+    _check_difference(study, recipes)
+    if study.shared is not None and study.shared not in same:
+        raise StepladderError(f"study {study.name}: {_changed_shared(study, recipes)}")
+    shared = study.shared or (same[-1] if same else None)
+    study = study.model_copy(update={"shared": shared, "last": last})
+    for arm, recipe in recipes.items():
+        _check_estimand(study, arm, recipe, same[: same.index(shared) + 1] if shared else [])
+    return study
+
+
+def recipe_of(study: Study, seed: int, arm: str) -> Recipe:
+    """The recipe of a run, up to the last stage of the study."""
+    own = [*map(join_override, study.arms[arm], study.arms[arm].values()), f"seed={seed}"]
+    common = map(join_override, study.overrides, study.overrides.values())  # some may be for some arms only
+    recipe = load_recipe(study.recipe, own, defaults=list(common))
+    names = [stage.name for stage in recipe.stages]
+    return replace(recipe, stages=recipe.stages[: names.index(study.last) + 1]) if study.last in names else recipe
+
+
+def shared_recipe(study: Study, seed: int) -> Recipe:
+    """The recipe of the stages that all arms of a seed share."""
+    recipe = recipe_of(study, seed, study.baseline)
+    names = [stage.name for stage in recipe.stages]
+    return replace(recipe, stages=recipe.stages[: names.index(str(study.shared)) + 1])
+
+
+def _with_overrides(study: Study, overrides: Sequence[str]) -> Study:
+    given = dict(map(split_override, overrides))
+    reserved = {name for arm in study.arms.values() for name in arm} | {"seed"}
+    for name in given:
+        if name in reserved:
+            raise StepladderError(
+                f"--set {name}: the study {study.name} sets this itself in each run (--seeds: number of seeds); "
+                "to choose the value, use `stepladder run` with your own recipe"
+            )
+    study = study.model_copy(update={"overrides": {**study.overrides, **given}})
+    if "agent" in given:
+        name_agent(recipe_of(study, study.seed_list[0], study.baseline).shared.agent)
+    return study
+
+
+def _check_stages(study: Study, arm: str, names: Sequence[str]) -> None:
+    """The stages that a study names are stages of every arm."""
+    keys = {"last": study.last, "shared": study.shared, "estimand.stage": study.estimand.stage}
+    for key, stage in keys.items():
+        if stage is not None and stage not in names:
+            where = f"study {study.name}: {key}, in the arm {arm}:"
+            raise StepladderError(f"{where} {unknown_name('stage', stage, names)} ({study.recipe})")
+
+
+def _shared_stages(recipes: dict[str, Recipe]) -> list[str]:
+    """The names of the first stages, as far as they are the same in all recipes."""
+    first, *others = recipes.values()
+    if any(_shared_settings(first) != _shared_settings(each) for each in others):
+        return []
+    same: list[str] = []
+    for stages in zip(*(each.stages for each in recipes.values()), strict=False):
+        if len({repr((stage.name, stage.plain())) for stage in stages}) > 1:
+            break
+        same.append(stages[0].name)
+    return same
+
+
+def _shared_settings(recipe: Recipe) -> dict[str, Any]:
+    return {name: value for name, value in recipe.plain().items() if name != "stages"}
+
+
+def _check_difference(study: Study, recipes: dict[str, Recipe]) -> None:
+    """No two arms are the same."""
+    seen: dict[str, str] = {}
+    for arm, recipe in recipes.items():
+        other = seen.setdefault(repr(recipe.plain()), arm)
+        if other != arm:
+            raise StepladderError(f"study {study.name}: the arms {other} and {arm} are the same: nothing to compare")
+
+
+def _changed_shared(study: Study, recipes: dict[str, Recipe]) -> str:
+    """Which arm changes a stage that the arms are to share, and how."""
+
+    def until_shared(recipe: Recipe) -> dict[str, Any]:
+        names = [stage.name for stage in recipe.stages]
+        kept = recipe.stages[: names.index(str(study.shared)) + 1]
+        stages = dict(flat("stages", {stage.name: stage.plain() for stage in kept}))
+        return dict(flat("", _shared_settings(recipe))) | stages
+
+    baseline = until_shared(recipes[study.baseline])
+    for arm, recipe in recipes.items():
+        if found := changes(baseline, until_shared(recipe)):
+            change = found[0].removeprefix(".")
+            return (
+                f"the arm {arm} changes a stage that all arms share (up to {study.shared}): {change}. "
+                "Name an earlier stage in `shared`, or leave it out"
+            )
+    raise AssertionError("the stages differ")
+
+
+def _check_estimand(study: Study, arm: str, recipe: Recipe, shared: Sequence[str]) -> None:
+    estimand, where = study.estimand, f"study {study.name}: estimand"
+    if estimand.stage in shared:
+        raise StepladderError(f"{where}: the stage {estimand.stage} is the same in all arms (they share {shared[-1]})")
+    stage = next(stage for stage in recipe.stages if stage.name == estimand.stage)
+    kind = get_stage(stage.kind)
+    if estimand.last_checkpoints is not None:
+        if not kind.trains:
+            raise StepladderError(f"{where}: last_checkpoints needs a stage that trains; {stage.name} is {stage.kind}")
+        if estimand.metric.startswith("dev_") and getattr(stage.settings, "dev_questions", None) == 0:
+            raise StepladderError(
+                f"{where}: the arm {arm} has no dev evaluations: set stages.{stage.name}.dev_questions"
+            )
+    elif EVALUATION in kind.outputs and estimand.metric.partition(".")[0] not in _OF_EVALUATIONS:
+        raise StepladderError(f"{where}: {unknown_name('metric', estimand.metric, _OF_EVALUATIONS)}")
+
+
+def selecting_stages(study: Study) -> list[str]:
+    """The stages of the baseline behind the shared ones that keep their best checkpoint by dev questions."""
+    stages = own_stages(study, recipe_of(study, study.seed_list[0], study.baseline))
+    return [stage.name for stage in stages if getattr(stage.settings, "dev_questions", 0)]
+
+
+def own_stages(study: Study, recipe: Recipe) -> tuple[Stage, ...]:
+    """The stages of an arm behind the shared ones."""
+    names = [stage.name for stage in recipe.stages]
+    return recipe.stages[names.index(study.shared) + 1 :] if study.shared in names else recipe.stages
