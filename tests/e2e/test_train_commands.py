@@ -98,7 +98,7 @@ def test_a_recipe_runs_to_one_stage_and_later_on(shell: Shell, begin: Begin, tmp
     assert [(run / name / "stage.json").is_file() for name in ("sft", "explore", "pairs")] == [True, True, False]
     report = shell.json("run", recipe, "--out", run)
     assert [stage["name"] for stage in report["stages"]] == ["sft", "explore", "pairs"]
-    said = shell("run", recipe, "--out", run, "--only", "explor", code=1)
+    said = shell("run", recipe, "--out", run, "--only", "explor", code=2)
     assert "unknown stage 'explor'. Did you mean 'explore'?" in said
 
 
