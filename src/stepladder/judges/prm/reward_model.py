@@ -2,8 +2,8 @@
 
 In: trajectories. Out: one logit per step; above 0 a step is more likely good than not. The folder is an ordinary
 `AutoModelForSequenceClassification` with one label: its logit for a text that ends with a step is the score of that
-step. Its config.json says if queries are scored after their retrieval, and answers by their chain. Search, rejection
-sampling and RL use the same object. `train/prm` trains one.
+step. Its config.json says if queries are scored after their retrieval, and answers by the worst step so far. Search,
+rejection sampling and RL use the same object. `train/prm` trains one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import Trajectory
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.judges.prm import AFTER_RETRIEVAL, ANSWER_SCORE
-from stepladder.judges.prm.chain_scores import with_chain_scores
+from stepladder.judges.prm.answer_scores import with_least_scores
 from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
 from stepladder.models.devices import pick_device, pick_dtype
 from stepladder.models.length_batches import context_window, padded_width
@@ -53,12 +53,12 @@ class ProcessRewardModel(StepScorer):
         window: int | None = None,
         retokenize: bool = False,
         score_after_retrieval: bool | None = None,
-        answer_score: Literal["step", "chain"] | None = None,
+        answer_score: Literal["step", "least"] | None = None,
     ) -> None:
         """`model` has a scalar head and stays on its device. `max_batch`: maximum inputs per forward pass. `window`:
         maximum tokens of an input, by default the model's limit. `retokenize`: accept trajectories of another
         tokenizer by encoding their text again. `score_after_retrieval`: whether a query is scored with the passages
-        that it found; `answer_score`: whether a final answer is scored by itself or by its chain of steps; both by
+        that it found; `answer_score`: a final answer has its own score, or that of the worst step so far; both by
         default as the model was trained.
         """
         self.model = cast(Any, patch_step_forward(model).eval())
@@ -68,7 +68,7 @@ class ProcessRewardModel(StepScorer):
             score_after_retrieval = getattr(self.model.config, AFTER_RETRIEVAL, None) is True
         self.reads_passages = score_after_retrieval
         if answer_score is None:
-            answer_score = "chain" if getattr(self.model.config, ANSWER_SCORE, None) == "chain" else "step"
+            answer_score = "least" if getattr(self.model.config, ANSWER_SCORE, None) == "least" else "step"
         self.answer_score = answer_score
         config = self.model.config.get_text_config()
         self.builder = PRMInputBuilder(
@@ -101,8 +101,8 @@ class ProcessRewardModel(StepScorer):
             for (index, each), found in zip(batch, self.score_batch([each for _, each in batch])):
                 for step, logit in zip(each.steps, found):
                     logits[index][step] = logit
-        if self.answer_score == "chain":
-            return [with_chain_scores(*each) for each in zip(trajectories, logits)]
+        if self.answer_score == "least":
+            return [with_least_scores(*each) for each in zip(trajectories, logits)]
         return [tuple(each) for each in logits]
 
     def _batches(self, inputs: Sequence[tuple[int, PRMInput]]) -> Iterator[list[tuple[int, PRMInput]]]:
@@ -140,8 +140,8 @@ class ProcessRewardModel(StepScorer):
             if self.reads_passages:
                 setattr(self.model.config, AFTER_RETRIEVAL, True)
             vars(self.model.config).pop(ANSWER_SCORE, None)
-            if self.answer_score == "chain":
-                setattr(self.model.config, ANSWER_SCORE, "chain")
+            if self.answer_score == "least":
+                setattr(self.model.config, ANSWER_SCORE, "least")
             self.model.save_pretrained(fresh)
             self.tokenizer.save_pretrained(fresh)
 

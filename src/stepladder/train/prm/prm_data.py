@@ -27,8 +27,8 @@ class PRMExample:
     pairs: tuple[tuple[int, int, float], ...] = ()
     #: One target value per step, None for one that is only needed for an answer; empty for pairs.
     values: tuple[float | None, ...] = ()
-    #: The answers that are scored by their chain: the index of each among the steps, and of the steps before it.
-    chains: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    #: The answers whose score depends on the steps before them: the index of each among the steps, and of these.
+    answers: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def targets(self) -> int:
@@ -59,9 +59,9 @@ class PRMBatch(TypedDict):
     #: Per position. Empty with pairs.
     values: torch.Tensor
     weights: torch.Tensor
-    #: Indices of the answers that are scored by their chain; for each step before one, which of them, and its index.
-    chain_answers: torch.Tensor
-    chain_steps: torch.Tensor
+    #: Indices of answers whose score depends on the steps before; for each of these, which answer, and its index.
+    answers: torch.Tensor
+    before_answers: torch.Tensor
     #: How many of the positions are last tokens of steps.
     steps: int
     question_ids: list[str]
@@ -99,8 +99,8 @@ def from_trees(
 ) -> Iterator[PRMExample]:
     """One example per branch, with the values of its steps that no earlier branch has.
 
-    `values_of` gives a value between 0 and 1 for every node, or None if it is unknown. `answer_score`: `chain` scores
-    answers by their chain, for which the earlier steps are kept.
+    `values_of` gives a value between 0 and 1 for every node, or None if it is unknown. `answer_score`: with `least`
+    the steps before an answer are kept, since its score depends on theirs.
     """
     for tree in trees:
         known = list(values_of(tree))
@@ -110,7 +110,7 @@ def from_trees(
                 continue
             branch = tree.branch(leaf)[1:]
             trajectory = tree.trajectory(leaf)
-            answers = _answers(trajectory) if answer_score == "chain" else ()
+            answers = _answers(trajectory) if answer_score == "least" else ()
             inputs = builder.trajectory(trajectory)
             if example := _valued(tree.question.id, inputs, [known[node.id] for node in branch], answers):
                 yield example
@@ -127,7 +127,7 @@ def from_chains(
     answer_score: str = "step",
 ) -> Iterator[PRMExample]:
     """One example per context of a trajectory, with the gold judge's verdicts of its steps; one per trajectory if
-    answers are scored by their chain.
+    the score of an answer depends on the steps before it.
 
     `answers`: whether final answers have a value.
     """
@@ -139,7 +139,7 @@ def from_chains(
             for step, verdict in zip(chain.steps, judge(chain), strict=True)
         ]
         inputs = builder.trajectory(chain)
-        scored = _answers(chain) if answer_score == "chain" else ()
+        scored = _answers(chain) if answer_score == "least" else ()
         for some in [inputs] if scored else [[each] for each in inputs]:
             if example := _valued(chain.question.id, some, known, scored):
                 yield example
@@ -166,8 +166,8 @@ def _answers(trajectory: Trajectory) -> list[int]:
 def _valued(
     question_id: str, inputs: Iterable[PRMInput], known: Sequence[float | None], answers: Sequence[int] = ()
 ) -> PRMExample | None:
-    """The inputs, reduced to the steps whose value is known, and to those before an answer that is scored by its chain;
-    None if no value is known.
+    """The inputs, reduced to the steps whose value is known, and to those before one of `answers`; None if no value is
+    known.
     """
     answers = [number for number in answers if known[number] is not None]
     needed = max(answers, default=0)
@@ -185,8 +185,8 @@ def _valued(
     if all(value is None for value in values):
         return None
     places = {number: place for place, number in enumerate(numbers)}
-    chains = tuple((places[each], tuple(places[number] for number in range(each))) for each in answers)
-    return PRMExample(question_id, tuple(kept), values=values, chains=chains)
+    resting = tuple((places[each], tuple(places[number] for number in range(each))) for each in answers)
+    return PRMExample(question_id, tuple(kept), values=values, answers=resting)
 
 
 def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_length: int | None = None) -> PRMBatch:
@@ -200,7 +200,7 @@ def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_len
         pairs += [(first + better, first + worse, margin) for better, worse, margin in example.pairs]
         first += sum(len(each.ends) for each in example.inputs)
     values = [value for example in examples for value in example.values]
-    answers, before = _chains(examples)
+    answers, before = _answers_and_steps(examples)
     others = list(_other_tokens(inputs, values, dense)) if dense and values else []
     rows, columns, more, weights = zip(*others) if others else ((), (), (), ())
     return PRMBatch(
@@ -213,20 +213,20 @@ def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_len
         margins=torch.tensor([margin for _, _, margin in pairs], dtype=torch.float32),
         values=torch.tensor([*(value or 0.0 for value in values), *more], dtype=torch.float32),
         weights=torch.tensor([*(float(value is not None) for value in values), *weights], dtype=torch.float32),
-        chain_answers=torch.tensor(answers, dtype=torch.long),
-        chain_steps=torch.tensor(before, dtype=torch.long).reshape(-1, 2),
+        answers=torch.tensor(answers, dtype=torch.long),
+        before_answers=torch.tensor(before, dtype=torch.long).reshape(-1, 2),
         steps=first,
         question_ids=[example.question_id for example in examples],
     )
 
 
-def _chains(examples: Sequence[PRMExample]) -> tuple[list[int], list[tuple[int, int]]]:
-    """The indices of the answers that are scored by their chain; and for each step before one, which, and its index."""
+def _answers_and_steps(examples: Sequence[PRMExample]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The indices of `answers` in the batch; and for each step before one, which of them, and its index."""
     answers: list[int] = []
     before: list[tuple[int, int]] = []
     first = 0
     for example in examples:
-        for answer, steps in example.chains:
+        for answer, steps in example.answers:
             before += [(len(answers), first + step) for step in steps]
             answers.append(first + answer)
         first += sum(len(each.ends) for each in example.inputs)

@@ -35,7 +35,7 @@ from stepladder.core.trace import Pair, Question
 from stepladder.data import DataSet
 from stepladder.engines import make_engine
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.judges.prm.chain_scores import chain_logits
+from stepladder.judges.prm.answer_scores import least_scores
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.judges.prm.reward_model import (
     ProcessRewardModel,
@@ -136,7 +136,7 @@ def batch_loss(
     """The loss of a batch and its metrics, summed over pairs or steps."""
     if not len(batch["better"]):
         step_loss = STEP_LOSSES.get(loss_type or next(iter(STEP_LOSSES)))
-        scores_S = chain_logits(scores_S, batch["chain_answers"], batch["chain_steps"])
+        scores_S = least_scores(scores_S, batch["answers"], batch["before_answers"])
         loss = (step_loss(scores_S, batch["values"]) * batch["weights"]).sum()
         ends = slice(batch["steps"])
         errors_S = (scores_S[ends].detach().sigmoid() - batch["values"][ends]).abs()

@@ -1,4 +1,4 @@
-"""Answers scored by the chain of steps before them: the arithmetic, the examples, and a trained model."""
+"""Answers scored by the worst step so far: the arithmetic, the examples, and a trained model."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from stepladder.agents import make_agent
 from stepladder.core.step_scorer import sigmoid
 from stepladder.core.trace import ActionKind, Node, StopReason, Trajectory, Tree
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.judges.prm.chain_scores import chain_logit, chain_logits, with_chain_scores
+from stepladder.judges.prm.answer_scores import least_scores, with_least_scores
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.context import TrainingContext
@@ -25,8 +25,6 @@ from stepladder.train.sft.demonstrations import gold_demonstrations
 from tests.support.prm_training import AGENT, builder
 from tests.support.samples import QUESTION, WordRetriever
 
-LOGITS = st.floats(-40, 40)
-
 
 def played(agent: str = AGENT) -> Trajectory:
     episode = EpisodeConfig(max_steps=6, k=2)
@@ -35,39 +33,30 @@ def played(agent: str = AGENT) -> Trajectory:
     return made
 
 
-@given(st.lists(st.floats(-8, 8), min_size=1, max_size=6))
-def test_a_chain_is_the_product_of_its_probabilities(logits: list[float]) -> None:
-    product = math.prod(map(sigmoid, logits))
-    assert sigmoid(chain_logit(logits)) == pytest.approx(product, rel=1e-5, abs=2e-6)
-
-
-@given(st.lists(LOGITS, min_size=1, max_size=6), LOGITS)
-def test_a_chain_is_finite_and_no_better_than_its_worst_step(logits: list[float], last: float) -> None:
-    found = chain_logit([*logits, last])
-    assert math.isfinite(found)
-    assert found <= min(*logits, last) + 1e-6
-
-
-@settings(max_examples=30)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-12, 12), min_size=3, max_size=7))
 def test_training_and_scoring_use_the_same_arithmetic(logits: list[float]) -> None:
     scores = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
     last = len(logits) - 1
     before = torch.tensor([[0, 0], *([1, step] for step in range(last))])
-    found = chain_logits(scores, torch.tensor([1, last]), before)
-    expected = [logits[0], chain_logit(logits[:2]), *logits[2:last], chain_logit(logits)]
-    assert found.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    found = least_scores(scores, torch.tensor([1, last]), before)
+    assert found.tolist() == [logits[0], min(logits[:2]), *logits[2:last], min(logits)]
     (gradient,) = torch.autograd.grad(found[last], scores)
     assert gradient[:last].tolist() == [0.0] * last  # good steps are not blamed for a wrong answer
-    assert 0 <= gradient[last] <= 1.0001
+    assert gradient[last] == float(logits[last] <= min(logits[:last]))
 
 
-def test_only_answers_are_scored_by_their_chain() -> None:
+def test_an_answer_without_steps_before_it_has_its_own_score() -> None:
+    scores = torch.tensor([0.5, -1.0])
+    none = torch.zeros((0, 2), dtype=torch.long)
+    assert least_scores(scores, torch.tensor([1]), none).tolist() == [0.5, -1.0]
+    assert least_scores(scores, torch.tensor([], dtype=torch.long), none).tolist() == [0.5, -1.0]
+
+
+def test_only_answers_take_the_least_score() -> None:
     trajectory = played()
     logits = [0.5, -1.0, 2.0, 0.25, 1.5][: len(trajectory.steps)]
-    found = with_chain_scores(trajectory, logits)
-    assert list(found[:-1]) == logits[:-1]
-    assert found[-1] == pytest.approx(chain_logit(logits))
+    assert with_least_scores(trajectory, logits) == (*logits[:-1], -1.0)
 
 
 def branching_tree() -> Tree:
@@ -89,33 +78,33 @@ def verdicts(tree: Tree) -> list[float | None]:
 def test_a_branch_keeps_the_steps_that_its_answer_rests_on() -> None:
     tree = branching_tree()
     steps = len(tree.nodes) - 2
-    first, second = from_trees([tree], builder(), verdicts, "chain")
+    first, second = from_trees([tree], builder(), verdicts, "least")
     assert (first.values, second.values) == ((1.0,) * steps, (*(None,) * (steps - 1), 0.0))
     assert (first.targets, second.targets) == (steps, 1)  # no step is learned twice
-    assert first.chains == second.chains == ((steps - 1, tuple(range(steps - 1))),)
+    assert first.answers == second.answers == ((steps - 1, tuple(range(steps - 1))),)
     alone = list(from_trees([tree], builder(), verdicts))
     assert [each.values for each in alone] == [(1.0,) * steps, (0.0,)]
-    assert not any(each.chains for each in alone)
+    assert not any(each.answers for each in alone)
 
 
 @pytest.mark.parametrize("agent", [AGENT, "reasonrag-brief"])  # one context, and one for every step
-def test_a_chain_reaches_over_contexts(agent: str) -> None:
-    (example,) = from_chains([played(agent)], builder(), answer_score="chain")
+def test_an_answer_rests_on_steps_of_all_contexts(agent: str) -> None:
+    (example,) = from_chains([played(agent)], builder(), answer_score="least")
     steps = len(played(agent).steps)
     assert len(example.inputs) == (1 if agent == AGENT else steps)
-    assert example.chains == ((steps - 1, tuple(range(steps - 1))),)
-    masked = list(from_chains([played(agent)], builder(), answers=False, answer_score="chain"))
-    assert not any(each.chains for each in masked)
+    assert example.answers == ((steps - 1, tuple(range(steps - 1))),)
+    masked = list(from_chains([played(agent)], builder(), answers=False, answer_score="least"))
+    assert not any(each.answers for each in masked)
     assert sum(each.targets for each in masked) == steps - 1
 
 
-def test_the_loss_is_that_of_the_chain() -> None:
-    examples: list[PRMExample] = list(from_trees([branching_tree()], builder(), verdicts, "chain"))
+def test_the_loss_is_that_of_the_least_score() -> None:
+    examples: list[PRMExample] = list(from_trees([branching_tree()], builder(), verdicts, "least"))
     steps = len(examples[0].values)
     batch = collate_examples(examples)
     scores = torch.linspace(-1.0, 2.0, 2 * steps)
     chosen = scores.tolist()
-    right, wrong = chain_logit(chosen[:steps]), chain_logit(chosen[steps:])
+    right, wrong = min(chosen[:steps]), min(chosen[steps:])
     good = [*chosen[: steps - 1], right]
     expected = -sum(math.log(sigmoid(each)) for each in good) - math.log(1 - sigmoid(wrong))
     loss, seen = batch_loss(scores, batch, centering=0.0)
@@ -129,21 +118,21 @@ def test_a_trained_model_scores_as_it_was_trained(tmp_path: Path) -> None:
         return list(from_trees([branching_tree()], builder, verdicts, config.answer_score)), [], {}
 
     config = PRMConfig(
-        objective="verdicts", answer_score="chain", num_train_epochs=10, batch_size=2, learning_rate=5e-3, dense=0.5
+        objective="verdicts", answer_score="least", num_train_epochs=10, batch_size=2, learning_rate=5e-3, dense=0.5
     )
     context = TrainingContext(make_agent(AGENT), (), (), None, EpisodeConfig(), tmp_path, device="cpu")
     report = train_prm("tiny", context, config, examples)
-    assert json.loads((report.reward / "config.json").read_text())["stepladder_answer_score"] == "chain"
+    assert json.loads((report.reward / "config.json").read_text())["stepladder_answer_score"] == "least"
     tree = branching_tree()
     right, wrong = (tree.trajectory(node) for node in tree.nodes[-2:])
     model = ProcessRewardModel.load(report.reward, device="cpu")
-    assert model.answer_score == "chain"
+    assert model.answer_score == "least"
     alone = ProcessRewardModel.load(report.reward, device="cpu", answer_score="step")
     for trajectory, own in zip((right, wrong), alone.score_logits([right, wrong])):
-        assert model.score_logits([trajectory])[0] == pytest.approx(with_chain_scores(trajectory, own), abs=1e-4)
+        assert model.score_logits([trajectory])[0] == pytest.approx(with_least_scores(trajectory, own), abs=1e-4)
     assert min(model.score([right])[0][:-1]) > 0.8  # the steps before are learned as ever
     model.save(tmp_path / "again")
-    assert ProcessRewardModel.load(tmp_path / "again", device="cpu").answer_score == "chain"
+    assert ProcessRewardModel.load(tmp_path / "again", device="cpu").answer_score == "least"
     alone.save(tmp_path / "alone")
     assert "stepladder_answer_score" not in json.loads((tmp_path / "alone" / "config.json").read_text())
 
