@@ -71,8 +71,8 @@ class PRMConfig(TrainingConfig):
     #: Score a query with the passages that it found, at the last token of these (ProRAG), and every other step where it
     #: ends. Stored with the reward model. Guided search then retrieves for every candidate. Not for pairs.
     score_after_retrieval: bool = False
-    #: How a final answer is scored. `step`: at its last token, like every step. `least`: by the least score of the steps
-    #: so far, its own included: an answer is only as good as the steps that it rests on. Stored with the reward model.
+    #: How a final answer is scored. `step`: at its last token, like every step. `least`: with the least score of all
+    #: steps so far, its own included: it is only as good as the steps that it rests on. Stored with the reward model.
     answer_score: Literal["step", "least"] = "step"
     #: Trees: total loss weight of the other tokens that the policy wrote in a step, relative to the one that is scored.
     #: Dense supervision helps small models to learn where a step goes wrong.
