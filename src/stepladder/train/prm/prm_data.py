@@ -176,9 +176,8 @@ def _valued(
     for each in inputs:
         own = [index for index, step in enumerate(each.steps) if known[step] is not None or step < needed]
         if own:
-            steps, ends, others = (
-                tuple(column[index] for index in own) for column in (each.steps, each.ends, each.others)
-            )
+            ends = tuple(each.ends[index] for index in own)
+            steps, others = tuple(each.steps[index] for index in own), tuple(each.others[index] for index in own)
             kept.append(PRMInput(each.tokens[: ends[-1] + 1], steps, ends, others))
             numbers += steps
     values = tuple(known[number] for number in numbers)

@@ -113,8 +113,8 @@ def tree_examples(
             counts = {"episodes": len(episodes), "broken": failed, **token_counts(episodes)}
         if questions.gold:
             chains = _gold_and_corrupted(config, context, questions.gold)
-            answers = {"answers": config.chain_answers, "answer_score": config.answer_score}
-            train += from_chains(chains, builder, config.derived, **answers)
+            labeled, scored = config.chain_answers, config.answer_score
+            train += from_chains(chains, builder, config.derived, answers=labeled, answer_score=scored)
         if not train:
             raise StepladderError(
                 f"no step of the trees has a value for the objective '{config.objective}'. Verdicts need questions "
