@@ -33,7 +33,7 @@ from stepladder.reporting.studies.study_power import plan_power, print_power
 from stepladder.reporting.studies.study_registration import register
 from stepladder.reporting.studies.study_report import print_results, write_results
 from stepladder.reporting.studies.study_results import read_results
-from stepladder.reporting.studies.study_runner import jobs_of, run_study
+from stepladder.reporting.studies.study_runner import Keep, jobs_of, run_study
 from stepladder.reporting.tree_text import print_tree
 
 
@@ -99,6 +99,9 @@ def study_command(
     out: Annotated[Path, path_option("DIR", "Folder of all studies; each has a subfolder.")] = Path("studies"),
     seeds: Annotated[int | None, option("N", "Number of seeds: 0, 1, 2 ...", "those of the study", min=1)] = None,
     jobs: Annotated[int, option("N", "Concurrent runs, which share cores and GPU.", min=1)] = 1,
+    keep: Annotated[
+        Keep, option("WHAT", "What stays of a finished run: runs, or only its results (kilobytes).")
+    ] = "runs",
     power: Annotated[
         Path | None,
         path_option(
@@ -130,7 +133,7 @@ def study_command(
     failure = None
     with interruptible():
         try:
-            run_study(planned, path, jobs=jobs, update=update, console=ERR)
+            run_study(planned, path, jobs=jobs, update=update, keep=keep, console=ERR)
         except StepladderError as error:  # the results of the other runs are still shown
             failure = error
     results = read_results(planned, path, registration)

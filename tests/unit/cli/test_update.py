@@ -11,7 +11,7 @@ from stepladder.pipeline.run_folder import RunFolder
 from stepladder.reporting.studies import find_study
 from stepladder.reporting.studies.study_arms import prepare, recipe_of
 from stepladder.reporting.studies.study_registration import register
-from stepladder.reporting.studies.study_runner import run_folder
+from stepladder.reporting.studies.study_run_result import run_folder
 from stepladder.reporting.studies.study_spec import SHARED
 from tests.support import pretended, shell as shell_fixture
 from tests.support.pretended import Begin

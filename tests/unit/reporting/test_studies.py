@@ -1,6 +1,7 @@
 """Studies as they run: what arms share is computed once per seed, arms start from it, every run is a process."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -67,6 +68,36 @@ def test_a_study_runs_every_arm_from_what_they_share(study: Study, tmp_path: Pat
     print_results(Console(file=told, width=120), results)
     assert "budget not kept: long: 2 updates instead of 1 (+100%)" in told.getvalue()
     assert "selection: sft keeps its best checkpoint by F1 on dev questions" in told.getvalue()
+
+
+@pytest.mark.slow
+def test_results_are_enough_to_go_on(study: Study, tmp_path: Path) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "study"
+    quiet = Console(file=StringIO())
+    run_study(study, whole, jobs=2, console=quiet)
+    run_study(study, folder, jobs=2, keep="results", console=quiet)
+    assert sorted(path.name for path in (folder / "seed-0").iterdir()) == [
+        "long.json", "long.log", "shared.log", "short.json", "short.log"
+    ]  # fmt: skip
+    kept, complete = read_results(study, folder), read_results(study, whole)
+    assert kept.unfinished == ()
+    assert (kept.start, kept.contrasts) == (complete.start, complete.contrasts)
+    for one, other in zip(kept.arms, complete.arms, strict=True):
+        assert (one.name, one.values, one.curve) == (other.name, other.values, other.curve)
+        assert (one.ledger.updates, one.ledger.questions) == (other.ledger.updates, other.ledger.questions)
+    assert kept.sessions.keys() == complete.sessions.keys()
+    assert kept.seconds > 0
+
+    copy = tmp_path / "elsewhere" / "study"
+    shutil.copytree(folder, copy)
+    (copy / "seed-0" / "long.json").unlink()  # as if the time of the first machine had ended before
+    assert [each.arm for each in read_results(study, copy).unfinished] == ["long"]
+    assert [job.folder.name for job in jobs_of(study, copy, 0)] == [SHARED, "long"]
+    run_study(study, copy, keep="results", console=quiet)
+    again = read_results(study, copy)
+    assert again.unfinished == ()
+    assert again.arm("long").values == kept.arm("long").values
+    assert not jobs_of(study, copy, 0)
 
 
 def waiting_for(tmp_path: Path, study: Study, script: str) -> tuple[list[Job], list[str]]:

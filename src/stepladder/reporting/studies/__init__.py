@@ -5,6 +5,7 @@ study_arms.py          the arms as recipes: what they share, and whether they fi
 study_registration.py  what was written down before the first run
 study_runner.py        runs a study or other commands, several jobs in parallel; resumes what was interrupted
 study_job.py           one job in its own process
+study_run_result.py    the number of one run and what it consumed, which may be kept without the run
 study_results.py       a number per arm and seed, and paired differences
 study_ledger.py        labels, judge calls, tokens and seconds of each arm
 study_statistics.py    intervals and tests over seeds, power

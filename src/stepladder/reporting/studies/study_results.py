@@ -11,18 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stepladder.core.errors import StepladderError
 from stepladder.evaluation.statistics import Interval
-from stepladder.pipeline.run_folder import RunFolder, StageRecord, is_run
 from stepladder.reporting.charts.figures import Point
-from stepladder.reporting.report.run_data import RunData, load_run
-from stepladder.reporting.studies.study_arms import own_stages, recipe_of
-from stepladder.reporting.studies.study_ledger import Ledger, LedgerReader, mean_ledger
+from stepladder.reporting.studies.study_ledger import Ledger, mean_ledger
 from stepladder.reporting.studies.study_registration import Registration
-from stepladder.reporting.studies.study_runner import run_folder
-from stepladder.reporting.studies.study_spec import SHARED, Estimand, Study
+from stepladder.reporting.studies.study_run_result import RunReader, RunResult
+from stepladder.reporting.studies.study_spec import Study
 from stepladder.reporting.studies.study_statistics import MIN_SEEDS, holm, paired_p, t_interval
-from stepladder.train.loop.metrics_log import read_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +101,7 @@ def read_results(study: Study, folder: Path, registration: Registration | None =
     """The results of a prepared study, as far as its runs are finished."""
     reader = _Reader(study, folder)
     arms = tuple(map(reader.arm, study.arms))
-    shared = list(reader.shared_ledgers.values())
+    shared = [run.shared for run in reader.by_seed.values() if run.shared is not None]
     return StudyResults(
         study,
         arms,
@@ -139,108 +134,40 @@ class _Reader:
     """Reads the runs of a study."""
 
     def __init__(self, study: Study, folder: Path) -> None:
-        self.study, self.folder = study, folder
-        self.ledgers = LedgerReader()
+        self.study, self.runs = study, RunReader(study, folder)
         self.unfinished: list[Unfinished] = []
-        self.shared_ledgers: dict[int, Ledger] = {}
+        self.by_seed: dict[int, RunResult] = {}
         self.sessions: dict[str, tuple[Mapping[str, Any], ...]] = {}
         self.seconds = 0.0
 
     def arm(self, name: str) -> ArmResult:
         """One arm over its finished seeds."""
-        recipe = recipe_of(self.study, self.study.seed_list[0], name)
-        own = [stage.name for stage in own_stages(self.study, recipe)]
-        shared = [stage.name for stage in recipe.stages if stage.name not in own]
-        values, ledgers, totals, curves = {}, {}, {}, []
+        found: dict[int, RunResult] = {}
         for seed in self.study.seed_list:
-            path = run_folder(self.folder, seed, name)
-            if (state := _unfinished_state(path, [*shared, *own])) is not None:
-                self.unfinished.append(Unfinished(seed, name, state))
+            run = self.runs.read(seed, name)
+            if isinstance(run, str):
+                self.unfinished.append(Unfinished(seed, name, run))
                 continue
-            run = load_run(path)
-            values[seed] = estimate(self.study.estimand, run)
-            ledgers[seed], totals[seed] = self.ledgers.read(run, own), self.ledgers.read(run, [*shared, *own])
-            if shared and seed not in self.shared_ledgers:
-                self.shared_ledgers[seed] = self.ledgers.read(run, shared)
-                self.seconds += sum(each.seconds for each in run.report.stages if each.name in shared)
-            self.seconds += sum(each.seconds for each in run.report.stages if each.name in own)
+            found[seed] = run
+            if seed not in self.by_seed:  # the shared stages count once
+                self.by_seed[seed] = run
+                self.seconds += run.shared_seconds
+            self.seconds += run.seconds
             self.sessions[f"seed-{seed}/{name}"] = run.sessions
-            curves.append(_dev_curve(path / own[0] / "curves.jsonl"))
+        curves = [run.curve for run in found.values()]
         steps = sorted({step for curve in curves for step in curve})
         points = (point_of(step, [curve[step] for curve in curves if step in curve]) for step in steps)
-        return ArmResult(name, values, ledgers, totals, tuple(points))
+        return ArmResult(
+            name,
+            {seed: run.value for seed, run in found.items()},
+            {seed: run.ledger for seed, run in found.items()},
+            {seed: run.total for seed, run in found.items()},
+            tuple(points),
+        )
 
     def start(self) -> dict[int, float]:
         """The estimand of the last shared stage by seed, if that stage is of the same kind."""
-        study, found = self.study, dict[int, float]()
-        if study.shared is None or study.estimand.last_checkpoints is not None:
-            return {}
-        for seed in study.seed_list:
-            path = run_folder(self.folder, seed, SHARED)
-            record = RunFolder(path).done(study.shared) if is_run(path) else None
-            value = None if record is None else _number(record.summary, study.estimand.metric)
-            if value is not None and record is not None and record.kind == self._kind_of_result():
-                found[seed] = value
-        return found
-
-    def _kind_of_result(self) -> str:
-        recipe = recipe_of(self.study, self.study.seed_list[0], self.study.baseline)
-        return next(stage.kind for stage in recipe.stages if stage.name == self.study.estimand.stage)
-
-
-def _unfinished_state(path: Path, stages: Sequence[str]) -> str | None:
-    """What a run is waiting for; None if all of its stages are done."""
-    if not is_run(path):
-        return "not started"
-    run = RunFolder.open(path)
-    left = next((name for name in stages if run.done(name) is None), None)
-    return None if left is None else f"interrupted before the end of {left}"
-
-
-# --- the estimand -------------------------------------------------------------------------------------------------
-
-
-def estimate(estimand: Estimand, run: RunData) -> float:
-    """The estimand of a finished run."""
-    record = next(each for each in run.report.stages if each.name == estimand.stage)
-    if estimand.last_checkpoints is not None:
-        return _last_checkpoints(estimand, run.folder / estimand.stage / "curves.jsonl", estimand.last_checkpoints)
-    value = _number(record.summary, estimand.metric)
-    if value is None:
-        raise StepladderError(
-            f"{run.folder}: the stage {estimand.stage} has no number '{estimand.metric}'. It has: "
-            f"{', '.join(_numbers_in(record))}"
-        )
-    return value
-
-
-def _last_checkpoints(estimand: Estimand, path: Path, count: int) -> float:
-    """The mean over the last evaluations during training, whichever checkpoint was kept."""
-    rows = [row[estimand.metric] for row in read_metrics(path) if estimand.metric in row] if path.exists() else []
-    if len(rows) < count:
-        raise StepladderError(
-            f"{path}: found {len(rows)} evaluations with '{estimand.metric}', and the study takes the mean of the last "
-            f"{count}: lower eval_steps of the stage {estimand.stage}, or last_checkpoints"
-        )
-    return math.fsum(rows[-count:]) / count
-
-
-def _number(summary: Mapping[str, Any], metric: str) -> float | None:
-    """A number of a summary, by its name with dots; of a group with a mean, the mean."""
-    value: Any = summary
-    for part in metric.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    if isinstance(value, Mapping):
-        value = value.get("mean")
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _numbers_in(record: StageRecord) -> list[str]:
-    return [name for name in record.summary if _number(record.summary, name) is not None]
-
-
-def _dev_curve(path: Path) -> dict[int, float]:
-    return {row["step"]: row["dev_f1"] for row in read_metrics(path) if "dev_f1" in row} if path.exists() else {}
+        return {seed: run.start for seed, run in sorted(self.by_seed.items()) if run.start is not None}
 
 
 # --- curves -------------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -23,8 +24,11 @@ from stepladder.core.errors import StepladderError
 from stepladder.reporting.run_tables import say
 from stepladder.reporting.studies.study_arms import recipe_of, shared_recipe
 from stepladder.reporting.studies.study_job import ERROR, Job
+from stepladder.reporting.studies.study_run_result import RunReader, result_file, run_folder
 from stepladder.reporting.studies.study_spec import SHARED, Study
 
+#: What stays of a finished run.
+Keep = Literal["runs", "results"]
 #: Command that runs a job. -P: modules in the current folder, which may be downloaded, are not imported.
 COMMAND = (sys.executable, "-P", "-m", "stepladder.reporting.studies.study_job")
 #: Seconds between polls, and until a run that should stop is killed.
@@ -34,25 +38,42 @@ _THREADS, _GPU_SHARE = "OMP_NUM_THREADS", "STEPLADDER_GPU_SHARE"
 
 
 def run_study(
-    study: Study, folder: Path, *, jobs: int = 1, update: bool = False, console: Console | None = None
+    study: Study,
+    folder: Path,
+    *,
+    jobs: int = 1,
+    update: bool = False,
+    keep: Keep = "runs",
+    console: Console | None = None,
 ) -> None:
-    """Run all arms and seeds of a prepared study. `jobs`: number of parallel runs."""
+    """Run all arms and seeds of a prepared study. `jobs`: number of parallel runs. `keep`: the runs, or their results
+    alone.
+    """
+    runs = {run_folder(folder, seed, arm): (seed, arm) for seed in study.seed_list for arm in study.arms}
+    reader = RunReader(study, folder)
+
+    def ended(job: Job) -> None:
+        if keep == "results" and job.folder in runs:
+            reader.keep_result(*runs[job.folder])
+
+    if keep == "results":
+        for each in runs.values():
+            reader.keep_result(*each)
     work = [job for seed in study.seed_list for job in jobs_of(study, folder, seed, update)]
-    run_jobs(work, jobs, console or Console(stderr=True))
+    run_jobs(work, jobs, console or Console(stderr=True), ended=ended)
 
 
 def jobs_of(study: Study, folder: Path, seed: int, update: bool = False) -> list[Job]:
-    """The runs of one seed: the shared stages, if there are any, then the arms."""
+    """The runs of one seed whose results are not kept: the shared stages, if there are any, then the arms."""
     origin = None if study.shared is None else run_folder(folder, seed, SHARED)
     arms = [
-        Job(recipe_of(study, seed, arm).plain(), run_folder(folder, seed, arm), origin, update) for arm in study.arms
+        Job(recipe_of(study, seed, arm).plain(), run_folder(folder, seed, arm), origin, update)
+        for arm in study.arms
+        if not result_file(folder, seed, arm).is_file()
     ]
-    return arms if origin is None else [Job(shared_recipe(study, seed).plain(), origin, update=update), *arms]
-
-
-def run_folder(folder: Path, seed: int, arm: str) -> Path:
-    """The folder of a run of the study."""
-    return folder / f"seed-{seed}" / arm
+    if origin is None or not arms:
+        return arms
+    return [Job(shared_recipe(study, seed).plain(), origin, update=update), *arms]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +86,17 @@ class _Running:
 
 
 def run_jobs(
-    work: Iterable[Job], jobs: int | Mapping[str, int], console: Console, command: Sequence[str] = COMMAND
+    work: Iterable[Job],
+    jobs: int | Mapping[str, int],
+    console: Console,
+    command: Sequence[str] = COMMAND,
+    *,
+    ended: Callable[[Job], None] | None = None,
 ) -> None:
     """Run all jobs that are not done, each after its origin, and once the files that it needs exist.
 
-    `jobs`: maximum number of parallel jobs, or of each group of jobs. Raises at the end if any failed.
+    `jobs`: maximum number of parallel jobs, or of each group of jobs. `ended`: called with each job that succeeds.
+    Raises at the end if any failed.
     """
     waiting = [job for job in work if job.done is None or not job.done.exists()]
     limits = jobs if isinstance(jobs, Mapping) else dict.fromkeys((job.group for job in waiting), jobs)
@@ -96,8 +123,10 @@ def run_jobs(
                     finished.add(run.job.folder)
                     if run.job.done is not None:
                         run.job.done.touch()
-                ended = total - len(waiting) - len(running)
-                say(console, f"{run.job.name}: {state} ({time.monotonic() - run.began:,.0f} s; {ended} of {total})")
+                    if ended is not None:
+                        ended(run.job)
+                count = total - len(waiting) - len(running)
+                say(console, f"{run.job.name}: {state} ({time.monotonic() - run.began:,.0f} s; {count} of {total})")
     finally:
         _stop(running)
     for job in waiting:
