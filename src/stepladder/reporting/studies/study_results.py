@@ -151,6 +151,7 @@ class _Reader:
         recipe = recipe_of(self.study, self.study.seed_list[0], name)
         own = [stage.name for stage in own_stages(self.study, recipe)]
         shared = [stage.name for stage in recipe.stages if stage.name not in own]
+        counted = self.study.estimand.stage if self.study.budget and self.study.budget.evaluation else None
         values, ledgers, totals, curves = {}, {}, {}, []
         for seed in self.study.seed_list:
             path = run_folder(self.folder, seed, name)
@@ -159,7 +160,8 @@ class _Reader:
                 continue
             run = load_run(path)
             values[seed] = estimate(self.study.estimand, run)
-            ledgers[seed], totals[seed] = self.ledgers.read(run, own), self.ledgers.read(run, [*shared, *own])
+            ledgers[seed] = self.ledgers.read(run, own, counted)
+            totals[seed] = self.ledgers.read(run, [*shared, *own], counted)
             if shared and seed not in self.shared_ledgers:
                 self.shared_ledgers[seed] = self.ledgers.read(run, shared)
                 self.seconds += sum(each.seconds for each in run.report.stages if each.name in shared)
