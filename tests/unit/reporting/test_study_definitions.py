@@ -243,7 +243,7 @@ def test_reward_models_of_more_questions_make_as_many_updates() -> None:
         prm: Any = stages["prm"]
         explore: Any = stages["explore"]
         assert (explore.questions, prm.episodes, prm.chains) == (questions,) * 3
-        assert prm.num_train_epochs * questions == 160
+        assert prm.num_train_epochs * questions == 480
 
 
 def test_the_relations_that_are_examined_are_those_that_one_arm_has_not_seen() -> None:
