@@ -2,6 +2,9 @@
 
     python checks/prm_data.py --out DIR [--seeds 0 1 2] [--before OTHER/src] [--variant chains ...]
 
+`--critic` names another start of the reward models than nano-critic, for the variants of that name:
+`python -m pretrain.train --critic src/stepladder/models/nano --chains 0.3 ...` makes one.
+
 For every seed, the stages sft, explore and pairs of the recipe prorag-nano are run once. Then a reward model is trained
 for each variant, and all of them score the same episodes: 8 at temperature 1 of each of 60 dev questions. Printed are
 AUCs against the gold judge and the F1 of the episode with the best score, as means over seeds with 95% intervals.
@@ -37,6 +40,8 @@ from stepladder.pipeline.resources import RunContext
 from stepladder.train.transcripts.sampled_episodes import sample_episodes
 
 QUESTIONS, EPISODES = 60, 8
+#: In place of the model of --critic.
+CRITIC = "CRITIC"
 #: Overrides of the stage prm.
 VARIANTS: dict[str, dict[str, Any]] = {
     "before": {},
@@ -45,9 +50,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chains, episodes": {"episodes": 80},
     "chains, answers masked, episodes": {"chain_answers": False, "episodes": 80},
     "chains, many episodes": {"episodes": 160, "num_generations": 4, "num_train_epochs": 2},
-}
+    "chains, least": {"answer_score": "least"},
+    "chains, episodes, least": {"episodes": 80, "answer_score": "least"},
+    "chains, episodes, after retrieval": {"episodes": 80, "score_after_retrieval": True},
+    "critic": {"model": CRITIC},
+    "critic, episodes": {"model": CRITIC, "episodes": 80},
+    "critic, episodes, least": {"model": CRITIC, "episodes": 80, "answer_score": "least"},
+    "critic, many episodes, least": {
+        "model": CRITIC, "episodes": 256, "num_generations": 8, "answer_score": "least"
+    },
+}  # fmt: skip
 #: Settings that other code may not know.
-NEW = ("chain_answers",)
+NEW = ("chain_answers", "answer_score", "score_after_retrieval", "leave_out")
 #: Columns: title, and where to find it in a result.
 COLUMNS = {
     "AUC": ("auc", "mean"),
@@ -128,6 +142,8 @@ def of_seed(seed: int, variants: Sequence[str], chosen: argparse.Namespace) -> d
             if name != "before" and not trained.exists():
                 shutil.copytree(base, trained)
             changes = VARIANTS[name] if name != "before" else dict.fromkeys(NEW)
+            if changes.get("model") == CRITIC:
+                changes = {**changes, "model": str(chosen.critic.absolute())}
             run(
                 write_recipe(trained.with_suffix(".yaml"), seed, changes),
                 trained,
@@ -156,9 +172,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--before", type=Path, help="the src folder of other code, for the variant 'before'")
+    parser.add_argument("--critic", type=Path, help="a model folder, for the variants with a critic")
     parser.add_argument("--variant", action="append", choices=list(VARIANTS), help="default: all")
     chosen = parser.parse_args()
-    names = [name for name in chosen.variant or VARIANTS if name != "before" or chosen.before is not None]
+    names = [
+        name
+        for name in chosen.variant or VARIANTS
+        if (name != "before" or chosen.before) and (not name.startswith("critic") or chosen.critic)
+    ]
     by_seed = [of_seed(seed, names, chosen) for seed in chosen.seeds]
     print(f"\n{len(by_seed)} seeds")
     for name in names:

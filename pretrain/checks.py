@@ -2,13 +2,16 @@
 
 A reward model has to see that a step is wrong. A model that has only ever read right answers does not look: it knows
 what it would write, and nothing in it compares this with what was written. The verdict stands directly behind what it
-is about, where a reward model reads its score. Four kinds:
+is about, where a reward model reads its score. Five kinds:
 
     reading       passages, then answers read from them, right and wrong
     looking up    a question, the passages found, an answer; some passages do not tell, and then no answer is right
     asking        a long question and the sub-questions asked for it, with answers that are given: which of them were
                   to be asked just then? and is the conclusion right, and not too early?
     conclusions   comparisons, right and wrong
+    chains        a long question from its sub-questions to its conclusion, with the passages: what follows from a wrong
+                  answer ends in a wrong conclusion, and one that comes before everything was found is wrong. Left out
+                  unless a share is given: the included nano-critic was trained without
 
 Many verdicts are left out: what follows a wrong step has then to be judged without being told of it. Only verdicts
 count in the loss: nothing else here is to be imitated, not even that a conclusion follows where it comes too early.
@@ -20,7 +23,7 @@ from pretrain.mistakes import Mistakes
 from pretrain.source import Source
 from pretrain.styles import FRAME, GIVEN, Document, Style
 from stepladder.core.trace import Question
-from stepladder.oracle.decomposition import fill_references
+from stepladder.oracle.decomposition import fill_references, references
 
 #: The weight of a verdict in the loss. Nothing else has any.
 VERDICT = 1.0
@@ -28,6 +31,8 @@ VERDICT = 1.0
 RIGHT, WRONG = "yes", "no"
 #: How often a thing that can be wrong is.
 _WRONG = 0.45
+#: And in chains, where one wrong answer spoils what follows.
+_MISREAD = 0.2
 #: Of this share of the documents half the verdicts are left out.
 _SILENT = 0.6
 
@@ -35,14 +40,17 @@ _SILENT = 0.6
 class Checks:
     """Writes checked documents about one world."""
 
-    def __init__(self, source: Source, avoid: frozenset[str] = frozenset()) -> None:
-        self.source, self.rng = source, source.rng
+    def __init__(self, source: Source, avoid: frozenset[str] = frozenset(), chains: float = 0.0) -> None:
+        """`chains`: the share of documents of that kind; the others keep their shares among each other."""
+        self.source, self.rng, self.share = source, source.rng, chains
         self.mistakes = Mistakes(source, avoid)
 
     def write(self) -> Document:
         """One document of a kind drawn at random."""
         kinds: list[Callable[[], Document]] = [self.reading, self.looking_up, self.asking, self.conclusions]
         (kind,) = self.rng.choices(kinds, [16, 30, 46, 8])
+        if self.share and self.rng.random() < self.share:
+            kind = self.chains
         document = self._with_gaps(kind()) if self.rng.random() < _SILENT else kind()
         return [(text, weight if weight == VERDICT else GIVEN) for text, weight in document]
 
@@ -148,6 +156,60 @@ class Checks:
             said = rng.choice(wrong) if use else self.mistakes.answer(answer, ())
         if not right and answer in ("yes", "no") and not early:
             said = "no" if answer == "yes" else "yes"
+        mark = rng.choice(("So ", "Then ", "Hence ", "Total: "))
+        return [(mark, FRAME), (said, GIVEN), ("\n", GIVEN), *self._checked(right)]
+
+    def chains(self) -> Document:
+        """A long question to its conclusion. What is asked and read after a wrong answer has no verdict."""
+        rng, style = self.rng, Style.draw(self.rng)
+        question = rng.choice(self.source.long)
+        hops, believed = question.hops, dict[int, str]()
+        searches = [number for number, hop in enumerate(hops, start=1) if hop.passages]
+        #: The sub-question that is never asked.
+        end = rng.choice(searches) if rng.random() < 0.35 else 0
+        shown = rng.choice((1, 1, 1, 2))
+        document = style.asked(question.text, GIVEN)
+        if rng.random() < 0.8:  # a plan, which may lack what is never asked
+            plan = [hop.question for hop in hops][: end - 1 if end > 1 and rng.random() < 0.3 else None]
+            document += [(text, min(weight, GIVEN)) for text, weight in style.planned(plan)]
+        for number in searches:
+            if number == end:
+                break
+            hop = hops[number - 1]
+            lost = any(believed.get(each) != hops[each - 1].answer for each in references(hop.question))
+            document += style.asked(fill_references(hop.question, believed), GIVEN, number)
+            document += [] if lost else self._checked(right=True)
+            gold = [self.source.passages[each] for each in hop.passages if each in self.source.passages]
+            if lost or not gold:
+                found, place = [self.source.any_passage() for _ in range(shown)], 1
+            else:
+                found, place = self.source.among_others(gold, self.source.index[gold[0].id], shown)
+            right = not lost and rng.random() > _MISREAD
+            near = self.source.index[found[place - 1].id]
+            believed[number] = hop.answer if right else self.mistakes.answer(hop.answer, found, near=near)
+            document += style.shown(found) + style.replied(believed[number], GIVEN, place=place)
+            document += [] if lost else self._checked(right)
+        return document + self._end(question, believed, early=end > 0)
+
+    def _end(self, question: Question, believed: dict[int, str], *, early: bool) -> Document:
+        """The conclusion from what is believed: the last answer, or a comparison of answers."""
+        rng, hops, answer = self.rng, question.hops, question.answers[0]
+        astray = any(believed[number] != hops[number - 1].answer for number in believed)
+        last = believed.get(max(believed)) if believed else None
+        flipped = {"yes": "no", "no": "yes"}.get(answer)
+        if early:
+            right, chance = False, rng.random()
+            said = last if last and chance < 0.7 else answer if chance < 0.85 else self.mistakes.answer(answer, ())
+        elif not astray:
+            right = rng.random() > _MISREAD
+            others = [each for each in believed.values() if each not in question.answers]
+            wrong = flipped or (
+                rng.choice(others) if others and rng.random() < 0.5 else self.mistakes.answer(answer, ())
+            )
+            said = answer if right else wrong
+        else:  # the conclusion of what is believed; of two that are compared, nobody knows which
+            said = last if hops[-1].passages and last else flipped or self.mistakes.answer(answer, ())
+            right = said in question.answers
         mark = rng.choice(("So ", "Then ", "Hence ", "Total: "))
         return [(mark, FRAME), (said, GIVEN), ("\n", GIVEN), *self._checked(right)]
 

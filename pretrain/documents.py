@@ -163,9 +163,12 @@ class WorldWriter:
         return document
 
 
-def documents(world_seed: int, count: int, avoid: frozenset[str], *, checked: bool = False) -> Iterator[Document]:
-    """So many documents about the world of a seed, whose names have none of the words to avoid."""
+def documents(world_seed: int, count: int, avoid: frozenset[str], chains: float | None = None) -> Iterator[Document]:
+    """So many documents about the world of a seed, whose names have none of the words to avoid.
+
+    `chains`: the share of chains among checked documents; None for documents that are not checked.
+    """
     atlas, rng = generate_atlas("small", seed=world_seed, avoid=avoid), random.Random(world_seed)
-    write = Checks(Source(atlas, rng), avoid).write if checked else WorldWriter(atlas, rng).write
+    write = WorldWriter(atlas, rng).write if chains is None else Checks(Source(atlas, rng), avoid, chains).write
     for _ in range(count):
         yield tidy(write())

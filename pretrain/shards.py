@@ -25,11 +25,11 @@ DOCUMENTS_A_SHARD = 6_000
 PATIENCE = 300
 
 
-def write_shard(number: int, tokenizer_folder: str, folder: Path, avoid: frozenset[str], checked: bool) -> None:
+def write_shard(number: int, tokenizer_folder: str, folder: Path, avoid: frozenset[str], chains: float | None) -> None:
     """Documents of one world, each ended by the end token, one after the other."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     texts, weights, ends = [], [], []
-    for document in documents(FIRST_SHARD_WORLD + number, DOCUMENTS_A_SHARD, avoid, checked=checked):
+    for document in documents(FIRST_SHARD_WORLD + number, DOCUMENTS_A_SHARD, avoid, chains):
         for text, weight in document:
             texts.append(text)
             weights.append(weight)
@@ -44,28 +44,30 @@ def write_shard(number: int, tokenizer_folder: str, folder: Path, avoid: frozens
         scales += [round(weight * 100)] * len(piece)
         if place in last:
             ids.append(tokenizer.eos_token_id)
-            scales.append(0 if checked else 30)
+            scales.append(30 if chains is None else 0)
     temporary = folder / f".{number:05d}.npz"
     np.savez(temporary, ids=np.array(ids, np.uint16), weights=np.array(scales, np.uint8))
     temporary.rename(folder / f"{number:05d}.npz")
 
 
-def _write_shards(numbers: range, tokenizer_folder: str, folder: Path, avoid: frozenset[str], checked: bool) -> None:
+def _write_shards(
+    numbers: range, tokenizer_folder: str, folder: Path, avoid: frozenset[str], chains: float | None
+) -> None:
     for number in numbers:
-        write_shard(number, tokenizer_folder, folder, avoid, checked)
+        write_shard(number, tokenizer_folder, folder, avoid, chains)
 
 
 def start_writers(
-    shards: int, tokenizer_folder: str, folder: Path, workers: int, *, checked: bool = False
+    shards: int, tokenizer_folder: str, folder: Path, workers: int, chains: float | None = None
 ) -> list[SpawnProcess]:
-    """Processes that write all shards, in about their order."""
+    """Processes that write all shards, in about their order. `chains`: as for `documents`."""
     folder.mkdir(parents=True, exist_ok=True)
     avoid = generate_atlas().name_words
     context = multiprocessing.get_context("spawn")
     writers = [
         context.Process(
             target=_write_shards,
-            args=(range(worker, shards, workers), tokenizer_folder, folder, avoid, checked),
+            args=(range(worker, shards, workers), tokenizer_folder, folder, avoid, chains),
             daemon=True,
         )
         for worker in range(workers)

@@ -39,7 +39,7 @@ SHAPES = {
 CONTEXT = 2048
 HELD_OUT_WORLDS = (FIRST_WORLD + 500, FIRST_WORLD + 501)
 KINDS = ("reading", "looking_up", "plans", "conclusions")
-CHECKED_KINDS = ("reading", "looking_up", "asking", "conclusions")
+CHECKED_KINDS = ("reading", "looking_up", "asking", "conclusions", "chains")
 
 
 def build_model(shape: str, vocabulary: int, end: int, seed: int) -> LlamaForCausalLM:
@@ -117,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--critic", type=Path, help="a model to go on from, with documents that are checked")
+    parser.add_argument("--chains", type=float, default=0.0, help="with --critic: share of questions worked through")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=SHAPES, default="5x256")
     parser.add_argument("--tokens", type=float, default=600e6)
@@ -137,8 +138,8 @@ def main() -> None:
     writers = []
     if arguments.workers:
         shards = int(arguments.tokens / 1.8e6) + 2
-        checked = arguments.critic is not None
-        writers = start_writers(shards, str(source), arguments.shards, arguments.workers, checked=checked)
+        chains = None if arguments.critic is None else arguments.chains
+        writers = start_writers(shards, str(source), arguments.shards, arguments.workers, chains)
     if arguments.critic:
         model = LlamaForCausalLM.from_pretrained(arguments.critic, dtype=torch.float32).to(device)
     else:

@@ -89,6 +89,19 @@ def test_options_of_a_reward_model(shell: Shell, begin: Begin) -> None:
     assert stage_of(run, "ranks").inputs == {"policy": "sft", "pairs": "pairs"}
 
 
+def test_a_recipe_runs_to_one_stage_and_later_on(shell: Shell, begin: Begin, tmp_path: Path) -> None:
+    recipe = tmp_path / "three.yaml"
+    recipe.write_text("policy: tiny\ndevice: cpu\nstages: {sft: {}, explore: {}, pairs: {}}\n")
+    run = tmp_path / "three"
+    report = shell.json("run", recipe, "--out", run, "--only", "explore")
+    assert [stage["name"] for stage in report["stages"]] == ["explore"]
+    assert [(run / name / "stage.json").is_file() for name in ("sft", "explore", "pairs")] == [True, True, False]
+    report = shell.json("run", recipe, "--out", run)
+    assert [stage["name"] for stage in report["stages"]] == ["sft", "explore", "pairs"]
+    said = shell("run", recipe, "--out", run, "--only", "explor", code=2)
+    assert "unknown stage 'explor'. Did you mean 'explore'?" in said
+
+
 def test_options_of_a_refinement(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
     given = (

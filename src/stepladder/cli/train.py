@@ -22,6 +22,7 @@ from stepladder.cli.options import (
     TrustAgent,
 )
 from stepladder.cli.recipes import add_stage, new_recipe, run_and_print, stages_before
+from stepladder.core.errors import unknown_name
 from stepladder.pipeline.agent_config import users_recipe
 from stepladder.pipeline.recipe import shipped
 from stepladder.pipeline.resources import SharedConfig
@@ -62,6 +63,7 @@ def run_command(
     *,
     recipe: Annotated[str, argument("RECIPE", f"A recipe file (.yaml), or one of: {listed(shipped())}.")],
     folder: RunOut,
+    only: Annotated[str | None, option("STAGE", "Run this stage and those that it needs.", "all stages")] = None,
     trust_agent: TrustAgent = None,
     settings: Annotated[Typed, SharedConfig, _RUN_SETTINGS],
     options: RunOptions,
@@ -70,7 +72,10 @@ def run_command(
     """Run a recipe. The same command resumes an interrupted run. `stepladder recipes` lists the built-in ones."""
     typed = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     chosen = users_recipe(recipe, [*typed, *(options.overrides or ())], trust_agent=bool(trust_agent))
-    run_and_print(chosen, folder, options, ray=cluster.config())
+    stages = [stage.name for stage in chosen.stages]
+    if only is not None and only not in stages:
+        raise unknown_name("stage", only, stages)
+    run_and_print(chosen, folder, options, only=only, ray=cluster.config())
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +157,15 @@ _adds_stage(
     "grpo",
     GRPOConfig,
     {
-        "mode": "Rewards: dual (the answer, and each step by the reward model), outcome (the answer only), process "
-        "(steps only) or tree (each step by the answers below it).",
+        "mode": "Credit: dual (the answer, and each step by the reward model), outcome (the answer only), process "
+        "(steps only), first-error (dual up to the first faulty step), gain (how much closer to the answer a step "
+        "leads, by --set potential=...) or tree (each step by the answers below it).",
         **_QUESTIONS,
         **_GENERATIONS,
         "beta": "KL coefficient: how close the policy stays to the initial one.",
     },
     "Reinforcement learning with GRPO. --set changes any other setting of the stage.",
-    ", and --mode outcome or tree does without",
+    ", and --mode outcome or tree does without, as does gain with most potentials",
 )
 
 

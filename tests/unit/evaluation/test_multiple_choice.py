@@ -27,7 +27,7 @@ from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import judge
 from stepladder.reporting.eval_table import print_summary
 from stepladder.train.grpo.config import RewardConfig
-from stepladder.train.grpo.credit import outcome_reward
+from stepladder.train.grpo.credit.rewards import outcome_reward
 from stepladder.train.rft.filters import filter_trajectories
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "multiple-choice"

@@ -23,7 +23,8 @@ from stepladder.pipeline.stages.pairs import PairConfig
 from stepladder.pipeline.stages.rank import RankConfig
 from stepladder.preferences.pairs import tree_pairs
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import credit_group
+from stepladder.train.grpo.credit.base import Evidence
+from stepladder.train.grpo.credit.credit_group import credit_group
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.rft.filters import filter_trajectories
 from tests.support.sampled_steps import AGENT, GOOD, OTHER, Sampled
@@ -74,10 +75,10 @@ def test_no_step_advantage_and_no_part_of_the_baseline() -> None:
     group = [episode("a", "Velm"), episode("b", "Velm"), episode("c", "Velm")]
     high, low = math.log(9), -math.log(9)  # probabilities of 0.9 and 0.1
     settings = GRPOConfig(mode="process", num_generations=3, batch_size=3, questions=1)
-    with_none = credit_group(group, [(high, None), (None, None), (low, None)], settings)
+    with_none = credit_group(group, settings, Evidence([(high, None), (None, None), (low, None)]))
     assert [row.advantages for row in with_none] == [pytest.approx(own) for own in ((1, 0), (0, 0), (-1, 0))]
     # As 0.5 instead, an answer would be better than a bad query and worse than a good one.
-    all_good = credit_group(group, [(high, None), (high, None), (high, None)], settings)
+    all_good = credit_group(group, settings, Evidence([(high, None), (high, None), (high, None)]))
     assert not any(row.has_signal for row in all_good), "the unjudged answers are not worse than the good queries"
 
 

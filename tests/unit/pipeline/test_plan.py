@@ -164,6 +164,22 @@ def test_the_work_is_that_of_the_recipe() -> None:
     assert rollouts[1] == pytest.approx(2 * rollouts[0])
 
 
+def test_continuations_and_the_likelihood_of_answers_are_counted() -> None:
+    def grpo(*overrides: str) -> Plan:
+        changes = tuple(f"stages.grpo.{each}" for each in ("mode=gain", *overrides))
+        return plan_of("prorag-nano", "cpu", *changes)
+
+    plan = grpo("potential=monte-carlo", "num_continuations=2")
+    work = stage_of(plan, "grpo").work
+    rollouts, continued = work.generations[:2]
+    assert (rollouts.what, continued.what, work.scored) == ("rollouts", "continuations", 0)
+    # Two for every state but the first, each half an episode long.
+    assert continued.written == pytest.approx(rollouts.written * (plan.profile.steps - 1))
+    likely = stage_of(grpo("potential=likelihood"), "grpo").work
+    assert likely.generations[1].what != "continuations"
+    assert likely.scored == pytest.approx(1280 * plan.profile.tokens * plan.profile.steps / 2)
+
+
 def test_refills_are_a_range_and_a_token_budget_is_a_limit() -> None:
     plain, refilled = plan_of("prorag-nano", "cpu"), plan_of("prorag-nano", "cpu", "stages.grpo.refill=2")
     written = plain.profile.written

@@ -27,7 +27,7 @@ from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.build import build_index
 from stepladder.retrieval.index.registry import INDEX_KINDS
 from stepladder.train.grpo.config import ESTIMATORS, GRPOConfig
-from stepladder.train.grpo.credit import credit_group
+from stepladder.train.grpo.credit.credit_group import credit_group
 from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.loop.trackers import TRACKERS
 from stepladder.train.prm.config import STEP_LOSSES, PRMConfig
@@ -174,11 +174,11 @@ def test_a_stage_is_one_file_and_appears_in_tables_and_report(add_file: AddFile,
 
 def test_an_advantage_is_one_file_and_one_line(add_file: AddFile) -> None:
     add_file(
-        "stepladder.train.grpo",
-        "longest",
+        "stepladder.train.grpo.credit",
+        "first_step",
         '''
         import numpy as np
-        from stepladder.train.grpo.credit import AdvantageEstimator
+        from stepladder.train.grpo.credit.base import AdvantageEstimator
 
         def advantages(group, settings):
             """The outcome reward, on the first step only."""
@@ -190,12 +190,12 @@ def test_an_advantage_is_one_file_and_one_line(add_file: AddFile) -> None:
         FIRST_STEP = AdvantageEstimator(advantages)
         ''',
     )
-    register(ESTIMATORS, "first-step", "stepladder.train.grpo.longest:FIRST_STEP")
+    register(ESTIMATORS, "first-step", "stepladder.train.grpo.credit.first_step:FIRST_STEP")
     settings = GRPOConfig.read({"mode": "first-step"})
     assert not settings.scores_steps
     tree = small_tree()
     episodes = [tree.trajectory(node) for node in tree.nodes if node.stop is not None]
-    for episode in credit_group(episodes, None, settings):
+    for episode in credit_group(episodes, settings):
         assert episode.advantages == (episode.reward, *np.zeros(len(episode.trajectory.steps) - 1))
 
 

@@ -13,7 +13,7 @@ from stepladder.reporting.studies import Study, built_in_studies, find_study
 from stepladder.reporting.studies.study_arms import prepare, recipe_of, shared_recipe
 from stepladder.reporting.studies.study_registration import FILE, read_registration, register
 from stepladder.reporting.studies.study_statistics import power
-from stepladder.train.grpo.config import ESTIMATORS, TREE, GRPOConfig
+from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.trainer import schedule
 from tests.support import shell as shell_fixture
 from tests.support.shell import Shell
@@ -169,17 +169,11 @@ OF_PAPERS = {
     "beta-sweep": ("eval-prm", "grpo", 5),
     "credit": ("eval-prm", "grpo", 6),
 }
-#: Those whose arms may be modes that a version of the package does not have.
-_NEW_MODES = {"credit"}
 
 
 def built_in(name: str) -> Study:
-    """A built-in study, prepared; skips one whose modes are not there."""
-    study = find_study(name)
-    modes = {arm["stages.grpo.mode"] for arm in study.arms.values() if "stages.grpo.mode" in arm}
-    if name in _NEW_MODES and (missing := modes - {*ESTIMATORS, TREE}):
-        pytest.skip(f"no mode {', '.join(sorted(missing))}")
-    return prepare(study)
+    """A built-in study, prepared."""
+    return prepare(find_study(name))
 
 
 @pytest.mark.parametrize("name", sorted(built_in_studies()))

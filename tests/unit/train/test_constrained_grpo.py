@@ -23,7 +23,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.loading import quiet_libraries
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.credit.base import CreditedEpisode
 from stepladder.train.grpo.rollouts import RolloutBatch
 from stepladder.train.grpo.trainer import train_grpo
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer

@@ -16,7 +16,10 @@ from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.train.grpo.config import GRPOConfig, RewardConfig, TreeConfig
-from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree, outcome_reward, step_rewards
+from stepladder.train.grpo.credit.base import CreditedEpisode, Evidence
+from stepladder.train.grpo.credit.credit_group import credit_group
+from stepladder.train.grpo.credit.rewards import outcome_reward, step_rewards
+from stepladder.train.grpo.credit.tree import branches_of
 from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, check_single_context, episode_metrics, joined
 from tests.support.samples import QUESTION, WordRetriever
 
@@ -89,6 +92,11 @@ def settings(**changes: Any) -> GRPOConfig:
     return GRPOConfig.read({"num_generations": 4, "batch_size": 4, "questions": 4, **changes})
 
 
+def credit_tree(tree: Tree, settings: GRPOConfig) -> list[CreditedEpisode]:
+    episodes, nodes = branches_of(tree)
+    return credit_group(episodes, settings, Evidence(nodes=nodes))
+
+
 def advantages(rows: Sequence[CreditedEpisode]) -> list[list[float]]:
     return [list(row.advantages) for row in rows]
 
@@ -96,7 +104,7 @@ def advantages(rows: Sequence[CreditedEpisode]) -> list[list[float]]:
 def test_by_the_outcome_all_steps_of_an_episode_earn_the_same() -> None:
     # 3, 1, 1, -1: mean 1, variance 2
     group = [answered("Velm"), answered("Oss"), answered("Oss"), ended(step(MALFORMED), stop=StopReason.MALFORMED)]
-    rows = credit_group(group, None, settings(mode="outcome"))
+    rows = credit_group(group, settings(mode="outcome"))
     assert [row.reward for row in rows] == [3, 1, 1, -1]
     root = math.sqrt(2)
     assert advantages(rows) == [pytest.approx(each) for each in ([root] * 3, [0] * 3, [0] * 3, [-root])]
@@ -114,13 +122,13 @@ PAIR_SCORES = [[0.0, 0.0], [math.log(3)]]
 
 def test_by_the_process_steps_are_measured_against_all_tokens_of_the_group() -> None:
     # three tokens above and one below: 1/sqrt(3) and -sqrt(3)
-    rows = credit_group(PAIR, PAIR_SCORES, settings(mode="process"))
+    rows = credit_group(PAIR, settings(mode="process"), Evidence(PAIR_SCORES))
     assert advantages(rows) == [pytest.approx([3**-0.5] * 2), pytest.approx([-(3**0.5)])]
 
 
 def test_by_the_process_steps_may_be_measured_against_all_steps_of_the_group() -> None:
     # two steps above and one below: 1/sqrt(2) and -sqrt(2)
-    rows = credit_group(PAIR, PAIR_SCORES, settings(mode="process", normalize="steps"))
+    rows = credit_group(PAIR, settings(mode="process", normalize="steps"), Evidence(PAIR_SCORES))
     assert advantages(rows) == [pytest.approx([2**-0.5] * 2), pytest.approx([-(2**0.5)])]
 
 
@@ -128,7 +136,7 @@ def test_by_the_process_steps_may_be_measured_against_their_peers() -> None:
     # Answers score lower than queries, and are not blamed for it: they are an eighth above and below their mean.
     low, high = math.log(0.5 / 0.5), math.log(0.75 / 0.25)
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Oss"))]
-    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalize="peers"))
+    rows = credit_group(group, settings(mode="process", normalize="peers"), Evidence([[GOOD, high], [GOOD, low]]))
     root = math.sqrt(2)
     assert advantages(rows) == [pytest.approx([0, root]), pytest.approx([0, -root])]
 
@@ -137,7 +145,7 @@ def test_peers_stand_at_the_same_place() -> None:
     # The second searches score lower than the first. Only the two of them are compared, and so are the first ones.
     low, high = math.log(0.5 / 0.5), math.log(0.75 / 0.25)
     group = [ended(step(QUERY), step(QUERY)), ended(step(QUERY), step(QUERY))]
-    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalize="peers"))
+    rows = credit_group(group, settings(mode="process", normalize="peers"), Evidence([[GOOD, high], [GOOD, low]]))
     root = math.sqrt(2)
     assert advantages(rows) == [pytest.approx([0, root]), pytest.approx([0, -root])]
 
@@ -145,18 +153,18 @@ def test_peers_stand_at_the_same_place() -> None:
 def test_a_step_without_a_format_is_measured_against_all_steps() -> None:
     # two steps at 1.0 of one token each, and a malformed one at 0.25: the mean of all is 0.75, so that one is at -0.5
     group = [ended(step(QUERY)), ended(step(QUERY)), ended(step(MALFORMED), stop=StopReason.MALFORMED)]
-    rows = credit_group(group, [[0.0], [0.0], [math.log(3)]], settings(mode="process", normalize="peers"))
+    rows = credit_group(group, settings(mode="process", normalize="peers"), Evidence([[0.0], [0.0], [math.log(3)]]))
     assert advantages(rows) == [[0], [0], pytest.approx([-math.sqrt(3)])]
 
 
 def test_both_together_are_the_outcome_and_a_share_of_the_process() -> None:
-    rows = credit_group(PAIR, PAIR_SCORES, settings(mode="dual"))
+    rows = credit_group(PAIR, settings(mode="dual"), Evidence(PAIR_SCORES))
     assert advantages(rows) == [pytest.approx([1 + 0.3 * 3**-0.5] * 2), pytest.approx([-1 - 0.3 * 3**0.5])]
 
 
 def test_a_bad_step_of_a_right_episode_earns_less_than_a_good_one() -> None:
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Oss"))]
-    rows = credit_group(group, [[GOOD, BAD], [GOOD, BAD]], settings(mode="dual", process_weight=0.5))
+    rows = credit_group(group, settings(mode="dual", process_weight=0.5), Evidence([[GOOD, BAD], [GOOD, BAD]]))
     assert advantages(rows) == [pytest.approx([1.5, 0.5]), pytest.approx([-0.5, -1.5])]
 
 
@@ -165,15 +173,17 @@ def test_an_answer_may_be_left_to_the_outcome() -> None:
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Oss"))]
     for answers in ([GOOD, BAD], [BAD, BAD]):
         scores = [[GOOD, answers[0]], [BAD, answers[1]]]
-        rows = credit_group(group, scores, settings(mode="dual", process_weight=0.5, grade_answers=False))
+        rows = credit_group(group, settings(mode="dual", process_weight=0.5, grade_answers=False), Evidence(scores))
         assert advantages(rows) == [pytest.approx([1.5, 1]), pytest.approx([-1.5, -1])]
 
 
 def test_a_group_without_any_difference_teaches_nothing_by_its_outcome_but_may_by_its_steps() -> None:
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Velm"))]
-    assert not any(row.has_signal for row in credit_group(group, None, settings(mode="outcome")))
-    assert not any(row.has_signal for row in credit_group(group, [[0, 0], [0, 0]], settings(mode="dual")))
-    assert all(row.has_signal for row in credit_group(group, [[GOOD, BAD], [BAD, GOOD]], settings(mode="dual")))
+    assert not any(row.has_signal for row in credit_group(group, settings(mode="outcome")))
+    assert not any(row.has_signal for row in credit_group(group, settings(mode="dual"), Evidence([[0, 0], [0, 0]])))
+    assert all(
+        row.has_signal for row in credit_group(group, settings(mode="dual"), Evidence([[GOOD, BAD], [BAD, GOOD]]))
+    )
 
 
 # --- trees ----------------------------------------------------------------------------------------------------------
@@ -341,7 +351,9 @@ def test_episodes_that_have_ended_cost_nothing_more_and_scores_are_asked_for_onc
 def test_without_a_reward_model_nothing_is_scored() -> None:
     found = rollouts(Counted(lambda sample, number: FOUR[sample][number])).generate(QUESTIONS[:1], seed=0)
     assert "step_score" not in found.metrics
-    with pytest.raises(StepladderError, match="mode 'dual' needs a step scorer; the modes outcome and tree do not"):
+    with pytest.raises(
+        StepladderError, match="mode 'dual' needs a step scorer; the modes outcome and tree do not, nor does gain"
+    ):
         rollouts(Counted(lambda sample, number: ""), mode="dual")
 
 

@@ -28,7 +28,7 @@ from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.grpo import STAGE, run_grpo
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.credit.base import CreditedEpisode
 from stepladder.train.grpo.monitors import Alarm, AlarmName, read_alarms
 from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.token_rows import token_row
@@ -782,12 +782,24 @@ def test_the_gold_judge_needs_what_it_judges_by(tmp_path: Path, files: dict[str,
         run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
 
 
+def test_a_potential_needs_what_it_is_computed_from(tmp_path: Path, files: dict[str, str]) -> None:
+    stage = {**GRPO_STAGE, "mode": "gain", "potential": "recall"}
+    recipe = Recipe.read({**SHARED, "data": files, "stages": {"grpo": stage}})
+    with pytest.raises(
+        StepladderError, match="potential: recall needs gold passages, which 4 of 4 questions do not have"
+    ):
+        run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
+    assert not (tmp_path / "run" / "grpo").exists()
+
+
 def test_only_modes_that_score_steps_take_a_reward_model() -> None:
     before: dict[str, Any] = {"sft": {}, "explore": {}, "pairs": {}, "prm": {}}
-    for mode, taken in (("dual", True), ("process", True), ("outcome", False), ("tree", False)):
-        inputs = Recipe.read({"stages": {**before, "grpo": {"mode": mode}}}).stages[-1].inputs
+    modes = {"dual": True, "process": True, "first-error": True, "gain": True, "outcome": False, "tree": False}
+    cases = [({"mode": mode}, taken) for mode, taken in modes.items()]
+    for settings, taken in [*cases, ({"mode": "gain", "potential": "recall"}, False)]:
+        inputs = Recipe.read({"stages": {**before, "grpo": settings}}).stages[-1].inputs
         assert dict(inputs) == {"policy": "sft", **({"reward": "prm"} if taken else {})}
-        assert STAGE.unused_inputs(GRPOConfig.read({"mode": mode})) == (frozenset() if taken else {"reward"})
+        assert STAGE.unused_inputs(GRPOConfig.read(settings)) == (frozenset() if taken else {"reward"})
     with pytest.raises(StepladderError, match=r"stages\.grpo: needs reward, and no earlier stage writes any"):
         Recipe.read({"stages": {"sft": {}, "grpo": {}}})
     with pytest.raises(StepladderError, match=r"stages\.grpo\.reward: these settings take no reward; found 'prm'"):

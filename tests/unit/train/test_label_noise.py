@@ -42,6 +42,11 @@ def test_about_the_given_share_of_the_values_is_reversed() -> None:
     assert [(each.question_id, each.inputs) for each in found[:5]] == [(f"q{n}", (STEP,)) for n in range(5)]
 
 
+def test_steps_without_a_label_stay_without() -> None:
+    examples = [replace(each, values=(None, 1.0)) for each in values(50, 1.0)]
+    assert {each.values for each in with_wrong_labels(examples, 0.5, seed=0)} == {(None, 0.0), (None, 1.0)}
+
+
 def test_pairs_change_sides_and_keep_their_margin() -> None:
     pairs = [PRMExample("q", (STEP, STEP), ((0, 1, 0.5),)) for _ in range(400)]
     found = [each.pairs for each in with_wrong_labels(pairs, 0.5, seed=0)]
@@ -77,7 +82,7 @@ def test_labels_of_trees_are_reversed_in_training_and_in_held_out_examples(tmp_p
     ]
     context = TrainingContext(AGENT, (), (), None, EpisodeConfig(), tmp_path)
 
-    def labels(share: float) -> list[list[tuple[float, ...]]]:
+    def labels(share: float) -> list[list[tuple[float | None, ...]]]:
         config = PRMConfig.read({"objective": objective, "label_noise": share, "dev_share": 0.3})
         train, held_out, _ = tree_examples(config, context, trees, "tiny", lambda _: ())(builder(retokenize=True))
         return [[each.values for each in examples] for examples in (train, held_out)]
@@ -86,6 +91,7 @@ def test_labels_of_trees_are_reversed_in_training_and_in_held_out_examples(tmp_p
         reversed_, kept = 0, 0
         for before, after in zip(clean, noisy, strict=True):
             for one, other in zip(before, after, strict=True):
+                assert one is not None
                 assert other in (one, 1 - one)
                 reversed_ += other != one
                 kept += other == one

@@ -15,7 +15,7 @@ from stepladder.driver import Driver, Outcome
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.pipeline.stages.grpo import summarize
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.credit.base import CreditedEpisode
 from stepladder.train.grpo.refill import Refills, further_questions
 from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, joined, loss_shares
 from tests.support.grpo_training import QUESTIONS, ROOMY, Taste, train

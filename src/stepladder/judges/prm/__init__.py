@@ -9,6 +9,8 @@ from stepladder.judges.base import ScorerOptions, ScorerSpec
 
 #: The key of a reward model's config.json that says how queries are scored; it is there only if it is true.
 AFTER_RETRIEVAL = "stepladder_score_after_retrieval"
+#: The key that says how final answers are scored; it is there only if they are scored by the worst step so far.
+ANSWER_SCORE = "stepladder_answer_score"
 
 
 def scores_after_retrieval(folder: str | Path) -> bool:

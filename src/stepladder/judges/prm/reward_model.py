@@ -2,15 +2,15 @@
 
 In: trajectories. Out: one logit per step; above 0 a step is more likely good than not. The folder is an ordinary
 `AutoModelForSequenceClassification` with one label: its logit for a text that ends with a step is the score of that
-step. Its config.json says if queries are scored after their retrieval. Search, rejection sampling and RL use the same
-object. `train/prm` trains one.
+step. Its config.json says if queries are scored after their retrieval, and answers by the worst step so far. Search,
+rejection sampling and RL use the same object. `train/prm` trains one.
 """
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import MethodType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,8 @@ from stepladder.core.io.files import atomic_folder
 from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import Trajectory
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.judges.prm import AFTER_RETRIEVAL
+from stepladder.judges.prm import AFTER_RETRIEVAL, ANSWER_SCORE
+from stepladder.judges.prm.answer_scores import with_least_scores
 from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
 from stepladder.models.devices import pick_device, pick_dtype
 from stepladder.models.length_batches import context_window, padded_width
@@ -52,11 +53,13 @@ class ProcessRewardModel(StepScorer):
         window: int | None = None,
         retokenize: bool = False,
         score_after_retrieval: bool | None = None,
+        answer_score: Literal["step", "least"] | None = None,
     ) -> None:
         """`model` has a scalar head and stays on its device. `max_batch`: maximum inputs per forward pass. `window`:
         maximum tokens of an input, by default the model's limit. `retokenize`: accept trajectories of another
         tokenizer by encoding their text again. `score_after_retrieval`: whether a query is scored with the passages
-        that it found; by default as the model was trained.
+        that it found; `answer_score`: a final answer has its own score, or that of the worst step so far; both by
+        default as the model was trained.
         """
         self.model = cast(Any, patch_step_forward(model).eval())
         self.tokenizer = tokenizer
@@ -64,6 +67,9 @@ class ProcessRewardModel(StepScorer):
         if score_after_retrieval is None:
             score_after_retrieval = getattr(self.model.config, AFTER_RETRIEVAL, None) is True
         self.reads_passages = score_after_retrieval
+        if answer_score is None:
+            answer_score = "least" if getattr(self.model.config, ANSWER_SCORE, None) == "least" else "step"
+        self.answer_score = answer_score
         config = self.model.config.get_text_config()
         self.builder = PRMInputBuilder(
             Encoding(tokenizer),
@@ -95,6 +101,8 @@ class ProcessRewardModel(StepScorer):
             for (index, each), found in zip(batch, self.score_batch([each for _, each in batch])):
                 for step, logit in zip(each.steps, found):
                     logits[index][step] = logit
+        if self.answer_score == "least":
+            return [with_least_scores(*each) for each in zip(trajectories, logits)]
         return [tuple(each) for each in logits]
 
     def _batches(self, inputs: Sequence[tuple[int, PRMInput]]) -> Iterator[list[tuple[int, PRMInput]]]:
@@ -131,6 +139,9 @@ class ProcessRewardModel(StepScorer):
             vars(self.model.config).pop(AFTER_RETRIEVAL, None)
             if self.reads_passages:
                 setattr(self.model.config, AFTER_RETRIEVAL, True)
+            vars(self.model.config).pop(ANSWER_SCORE, None)
+            if self.answer_score == "least":
+                setattr(self.model.config, ANSWER_SCORE, "least")
             self.model.save_pretrained(fresh)
             self.tokenizer.save_pretrained(fresh)
 

@@ -13,6 +13,7 @@ from typing import Any
 from stepladder.pipeline.plan.transcript_profile import TranscriptProfile
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, SERVER
+from stepladder.train.grpo.credit.base import Need
 
 #: Kinds of stages that train a policy.
 _POLICY_KINDS = ("sft", "rft", "dpo", "grpo")
@@ -339,19 +340,10 @@ class WorkModel:
         tokens = settings.num_train_epochs * examples * example
         saves = max(math.ceil(updates / (settings.eval_steps or per_epoch)), 1)
         longest = min(settings.max_length or profile.longest, profile.longest)
-        training = Training(
-            tokens,
-            0.0,
-            updates,
-            settings.batch_size,
-            example,
-            longest,
-            extra_forward=0.11,
-            saves=saves,
-            low=0.6,
-            high=1.6,
-            made=examples,
-        )  # a tenth of the examples is held out
+        training = Training(  # a tenth of the examples is held out
+            tokens, 0.0, updates, settings.batch_size, example, longest,
+            extra_forward=0.11, saves=saves, low=0.6, high=1.6, made=examples,
+        )  # fmt: skip
         return StageWork(generations, training, notes=(f"about {examples:,.0f} examples: depends on the trees",))
 
     def _dpo(self, stage: Stage) -> StageWork:
@@ -372,7 +364,7 @@ class WorkModel:
     def _grpo(self, stage: Stage) -> StageWork:
         settings: Any = stage.settings
         profile = self.profile
-        per_update = settings.batch_size // settings.num_generations
+        per_update, continued = settings.batch_size // settings.num_generations, self._continued(settings)
         batches = max(math.floor(settings.num_train_epochs * settings.questions / per_update), 1)
         # As shares of the groups of an update: those with a signal, and those that are sampled.
         empty = 1 - self.constants["used_groups"]
@@ -381,7 +373,7 @@ class WorkModel:
         sampled = sum(empty**number for number in range(1 + settings.refill))
         if settings.token_budget is not None:
             most, written = sampled, sampled * settings.batch_size * max(profile.written, 1)
-            batches = min(batches, math.ceil(settings.token_budget / written))
+            batches = min(batches, math.ceil(settings.token_budget / written / (1 + continued)))
         updates, episodes = batches * settings.num_iterations, sampled * batches * settings.batch_size
         dev, _ = self._dev(settings, updates, max(settings.questions // per_update, 1) * settings.num_iterations)
         dev = tuple(replace(each, resets=0) for each in dev)  # it keeps the engine's memory
@@ -391,10 +383,18 @@ class WorkModel:
         extra = (1.0 if settings.beta else 0.03) + (1.0 if settings.num_iterations > 1 else 0.0)
         every = min(settings.eval_steps or 5, 5)
         training = Training(
-            tokens, tokens * profile.written / profile.tokens, updates,
-            settings.batch_size // settings.gradient_accumulation_steps * settings.gradient_accumulation_steps,
-            profile.context, profile.longest, extra_forward=extra, saves=math.ceil(updates / every), low=0.7, high=1.2,
+            tokens, tokens * profile.written / profile.tokens, updates, settings.batch_size, profile.context,
+            profile.longest, extra_forward=extra, saves=math.ceil(updates / every), low=0.7, high=1.2,
         )  # fmt: skip
-        scored = episodes * profile.tokens if settings.needs_reward_model else 0.0
+        # For the likelihood of answers every state is read, on average half an episode.
+        share = profile.steps / 2 if Need.ANSWER_LOGPS in settings.needs else float(settings.needs_reward_model)
+        at_once = 2 * continued * settings.batch_size
+        more = self._episodes("continuations", continued * episodes, by="trainer", at_once=at_once)
+        generations = (rollouts, more, *dev) if continued else (rollouts, *dev)
         note = f"{updates:,} updates of {settings.batch_size:,} episodes"
-        return StageWork((rollouts, *dev), training, scored, notes=(note,))
+        return StageWork(generations, training, share * episodes * profile.tokens, notes=(note,))
+
+    def _continued(self, settings: Any) -> float:
+        """How many episodes' worth GRPO plays on per episode: from every state but the first, on average half of it."""
+        steps = max(self.profile.steps - 1, 0) if Need.CONTINUATIONS in settings.needs else 0
+        return float(settings.num_continuations * steps / 2)

@@ -22,6 +22,8 @@ from stepladder.pipeline.stage import (
 )
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.credit.base import Need
+from stepladder.train.grpo.credit.requirements import check_questions
 
 
 def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResult:
@@ -37,8 +39,8 @@ def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResu
 
 
 def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
-    """Requires answers, a dev split if checkpoints are evaluated, an agent with one context per episode, an index if it
-    searches, and vLLM if it generates.
+    """Requires answers, what the estimator needs of questions, a dev split if checkpoints are evaluated, an index if it
+    searches, vLLM if it generates, and an agent with one context per episode.
     """
     from stepladder.train.grpo.rollouts import check_single_context
 
@@ -49,14 +51,17 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
             "engine: transformers"
         )
     context.expect_answers("train")
-    if settings.scores_steps and settings.scorer == "gold":
-        questions = context.split("train")
-        if not any(each.hops for each in questions):
-            raise StepladderError(
-                "scorer: gold needs questions with a gold decomposition, and the split 'train' has none"
-            )
+    questions = [each for each in context.split("train") if each.answers]
+    check_questions(questions, settings)
+    if _reads_gold(settings):
         check_gold(context, questions)
     context.expect_dev("grpo", settings.dev_questions)
+
+
+def _reads_gold(settings: GRPOConfig) -> bool:
+    """Whether credit depends on finding gold passages, which the index must therefore have."""
+    by_search = {Need.GOLD_PASSAGES, Need.DISTANCES}
+    return bool(by_search & settings.needs) or (settings.scores_steps and settings.scorer == "gold")
 
 
 def summarize(numbers: Numbers) -> StageSummary:

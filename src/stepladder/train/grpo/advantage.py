@@ -5,12 +5,14 @@ are lists of G arrays of S numbers, because trajectories differ in length.
 
     outcome_advantages    the answer's reward relative to the group (GRPO, Search-R1)
     process_advantages    step scores relative to the group, by tokens (ProRAG), by steps, or among peers
+    process_deviations    the same, not divided by their standard deviation
     dual_advantages       the sum of both (ProRAG)
     node_values           the value of a state: the mean reward of the leaves below it (TreePS-RAG)
     gain_advantages       the value of a state minus that of its parent
     branch_advantages     a leaf's reward relative to its tree and to all trees of the question (Tree-GRPO)
 
-If all values are equal, all advantages are exactly 0, not noise divided by almost 0.
+If all values are equal, all advantages are exactly 0, not noise divided by almost 0. `ddof` is 1 for the standard
+deviation of a sample (with n - 1), as in ProRAG's code, and 0 for that of the population.
 """
 
 from collections.abc import Hashable, Sequence
@@ -27,30 +29,42 @@ Over = Literal["tokens", "steps", "peers"]
 _ZERO_STD = 1e-6
 
 
-def standardize(values: ArrayLike, weights: ArrayLike | None = None, min_std: float = 0.0) -> Floats:
+def standardize(values: ArrayLike, weights: ArrayLike | None = None, min_std: float = 0.0, ddof: int = 0) -> Floats:
     """Subtract the weighted mean and divide by the standard deviation; zeros if all values are equal.
 
     >>> standardize([1.0, 0.0, 1.0, 0.0]).tolist()
     [1.0, -1.0, 1.0, -1.0]
     """
     array = np.asarray(values, dtype=np.float64)
-    if array.size == 0:
-        return array
     counts = np.ones(array.shape) if weights is None else np.asarray(weights, dtype=np.float64)
-    if counts.sum() <= 0:
-        return np.zeros(array.shape)
-    return _scale(array - np.average(array, weights=counts), counts, min_std)
+    return _scale(_center(array, counts), counts, min_std, ddof)
 
 
-def _scale(deviations: Floats, weights: Floats, min_std: float) -> Floats:
+def _center(values: Floats, weights: Floats) -> Floats:
+    """Deviations from the weighted mean; zeros without any weight."""
+    if weights.sum() <= 0:
+        return np.zeros(values.shape)
+    centered: Floats = values - np.average(values, weights=weights)
+    return centered
+
+
+def _scale(deviations: Floats, weights: Floats, min_std: float, ddof: int) -> Floats:
     """Divide deviations from a mean by their standard deviation."""
-    std = float(np.sqrt(np.average(deviations**2, weights=weights))) if weights.sum() > 0 else 0.0
+    std = _root_mean_square(deviations, weights, ddof)
     return deviations / max(std, min_std) if std > _ZERO_STD else np.zeros(deviations.shape)
 
 
-def outcome_advantages(rewards_G: ArrayLike) -> Floats:
+def _root_mean_square(deviations: Floats, weights: Floats, ddof: int) -> float:
+    """The standard deviation, from deviations of which each counts as often as its weight."""
+    count = float(weights.sum())
+    if count <= ddof:
+        return 0.0
+    return float(np.sqrt(np.average(deviations**2, weights=weights) * count / (count - ddof)))
+
+
+def outcome_advantages(rewards_G: ArrayLike, ddof: int = 0) -> Floats:
     """One advantage per trajectory."""
-    return standardize(rewards_G)
+    return standardize(rewards_G, ddof=ddof)
 
 
 def process_advantages(
@@ -60,25 +74,54 @@ def process_advantages(
     peers: Sequence[Sequence[Hashable | None]] | None = None,
     *,
     min_std: float = 0.0,
+    ddof: int = 0,
 ) -> list[Floats]:
     """One advantage per step. `tokens`: of each step, its weight in a mean over tokens.
 
     With `peers`, the baseline of a step is the mean of the steps with the same label, or of all for one without. The
     standard deviation is at least `min_std`, so that small differences stay small.
     """
-    lengths = [len(np.asarray(each)) for each in scores]
-    together = np.concatenate([np.asarray(each, dtype=np.float64) for each in scores]) if scores else np.zeros(0)
-    counts = np.concatenate([np.asarray(each, dtype=np.float64) for each in tokens]) if tokens else np.zeros(0)
+    deviations, weights = _step_deviations(scores, tokens, over, peers)
+    return _split(_scale(deviations, weights, min_std, ddof), scores)
+
+
+def process_deviations(
+    scores: Sequence[ArrayLike],
+    tokens: Sequence[ArrayLike],
+    over: Over = "tokens",
+    peers: Sequence[Sequence[Hashable | None]] | None = None,
+) -> list[Floats]:
+    """`process_advantages` before the division: the differences of step scores from their baselines."""
+    return _split(_step_deviations(scores, tokens, over, peers)[0], scores)
+
+
+def _step_deviations(
+    scores: Sequence[ArrayLike],
+    tokens: Sequence[ArrayLike],
+    over: Over,
+    peers: Sequence[Sequence[Hashable | None]] | None,
+) -> tuple[Floats, Floats]:
+    """Of all steps of the group in a row: the difference from the baseline, and the weight."""
+    together, counts = _joined(scores), _joined(tokens)
     if counts.shape != together.shape:
         raise ValueError(f"{together.size} step scores, but {counts.size} token counts")
     if over == "peers":
         labels = [label for each in peers or () for label in each]
         if len(labels) != together.size:
             raise ValueError(f"{together.size} step scores, but {len(labels)} labels")
-        found = _scale(together - _peer_means(together, counts, labels), counts, min_std)
-    else:
-        found = standardize(together, None if over == "steps" else counts, min_std)
-    return np.split(found, np.cumsum(lengths)[:-1]) if lengths else []
+        return together - _peer_means(together, counts, labels), counts
+    weights = np.ones(together.shape) if over == "steps" else counts
+    return _center(together, weights), weights
+
+
+def _joined(parts: Sequence[ArrayLike]) -> Floats:
+    return np.concatenate([np.asarray(each, dtype=np.float64) for each in parts]) if parts else np.zeros(0)
+
+
+def _split(values: Floats, like: Sequence[ArrayLike]) -> list[Floats]:
+    """The values of all steps in a row by trajectory."""
+    lengths = [len(np.asarray(each)) for each in like]
+    return np.split(values, np.cumsum(lengths)[:-1]) if lengths else []
 
 
 def _peer_means(values: Floats, weights: Floats, labels: Sequence[Hashable | None]) -> Floats:
@@ -118,30 +161,40 @@ def node_values(parents_N: Sequence[int | None], rewards_N: Sequence[float | Non
 
 
 def gain_advantages(
-    parents_N: Sequence[int | None], rewards_N: Sequence[float | None], *, relative_to_root: bool = False
+    parents_N: Sequence[int | None],
+    rewards_N: Sequence[float | None],
+    ddof: int = 0,
+    *,
+    relative_to_root: bool = False,
+    scaled: bool = True,
 ) -> Floats:
     """The value of each node minus its parent's, divided by the standard deviation of all leaves; 0 at the root.
 
     Behind the last branching point the gain is 0. With `relative_to_root`, the value of a node minus the root's is
-    added, so that every step is credited with the outcome of its branch.
+    added, so that every step is credited with the outcome of its branch. Not divided unless `scaled`.
     """
     values = node_values(parents_N, rewards_N)
     leaves = np.array([reward for reward in rewards_N if reward is not None], dtype=np.float64)
-    std = float(leaves.std()) if leaves.size else 0.0
+    ones = np.ones(leaves.shape)
+    std = _root_mean_square(_center(leaves, ones), ones, ddof)
     if std <= _ZERO_STD:
         return np.zeros(len(parents_N))
     parent_values = np.array(
         [values[node] if parent is None else values[parent] for node, parent in enumerate(parents_N)]
     )
-    gains: Floats = (values - parent_values + (values - values[0] if relative_to_root else 0.0)) / std
-    return gains
+    gains: Floats = values - parent_values + (values - values[0] if relative_to_root else 0.0)
+    return gains / std if scaled else gains
 
 
-def branch_advantages(trees_G: Sequence[int], rewards_G: ArrayLike) -> Floats:
+def branch_advantages(trees_G: Sequence[int], rewards_G: ArrayLike, ddof: int = 0, *, scaled: bool = True) -> Floats:
     """One advantage per branch: its reward relative to its own tree (`trees_G` has its number), and to all."""
     rewards, trees = np.asarray(rewards_G, dtype=np.float64), np.asarray(trees_G)
-    found = standardize(rewards)
+
+    def relative(some: Floats) -> Floats:
+        return standardize(some, ddof=ddof) if scaled else _center(some, np.ones(some.shape))
+
+    found = relative(rewards)
     for tree in np.unique(trees):
         own = trees == tree
-        found[own] += standardize(rewards[own])
+        found[own] += relative(rewards[own])
     return found

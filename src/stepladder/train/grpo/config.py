@@ -1,7 +1,7 @@
 """Settings of GRPO."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,34 +15,30 @@ from pydantic import (
 )
 
 from stepladder.core.config import Config
-from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.core.errors import StepladderError
 from stepladder.core.registry import Registry
 from stepladder.core.step_scorer import Derived
 from stepladder.engines.vllm.settings import VLLMConfig
 from stepladder.train.grpo.advantage import Over
+from stepladder.train.grpo.credit.base import AdvantageEstimator, Need
+from stepladder.train.grpo.credit.unused import SINCE, unused_credit
 from stepladder.train.loop.config import PolicyTrainingConfig
 
-if TYPE_CHECKING:
-    from stepladder.train.grpo.credit import AdvantageEstimator
-
 #: Advantage estimators by name, the values of `mode`. A new one is a file with an `AdvantageEstimator` and a line here.
-ESTIMATORS: "Registry[AdvantageEstimator]" = Registry(
+ESTIMATORS: Registry[AdvantageEstimator] = Registry(
     "mode",
     {
-        "dual": ("stepladder.train.grpo.credit:DUAL", "outcome and step advantages (ProRAG)"),
-        "outcome": ("stepladder.train.grpo.credit:OUTCOME", "the answer alone (Search-R1)"),
-        "process": ("stepladder.train.grpo.credit:PROCESS", "the steps alone"),
+        "dual": ("stepladder.train.grpo.credit.dual:DUAL", "outcome and step advantages (ProRAG)"),
+        "outcome": ("stepladder.train.grpo.credit.outcome:OUTCOME", "the answer alone (Search-R1)"),
+        "process": ("stepladder.train.grpo.credit.process:PROCESS", "the steps alone"),
+        "first-error": ("stepladder.train.grpo.credit.first_error:FIRST_ERROR", "dual up to the first faulty step"),
+        "gain": ("stepladder.train.grpo.credit.gain:GAIN", "how much closer to the answer a step leads"),
+        "tree": ("stepladder.train.grpo.credit.tree:TREE", "the outcomes of the branches below a step"),
     },
 )
 #: The mode that samples trees instead of independent episodes.
 TREE = "tree"
 Share = Annotated[float, Field(gt=0, lt=1)]
-
-
-def _known_mode(name: str) -> str:
-    if name != TREE and name not in ESTIMATORS:
-        raise ValueError(str(unknown_name("mode", name, [*ESTIMATORS, TREE])))
-    return name
 
 
 #: trl's names of loss types that mean the same, and why others are refused.
@@ -149,9 +145,10 @@ class GRPOConfig(PolicyTrainingConfig):
     }
     renamed_values: ClassVar[dict[str, dict[str, str]]] = {"scorer": {"model": "prm"}}
 
-    #: `dual`: outcome and step advantages (ProRAG). `outcome`: the answer alone (Search-R1). `process`: the steps
-    #: alone. `tree`: steps by the answers of the branches below them, without a PRM.
-    mode: Annotated[str, AfterValidator(_known_mode)] = "dual"
+    #: Credit assignment. `dual`: outcome and step advantages (ProRAG). `outcome`: the answer alone (Search-R1).
+    #: `process`: the steps alone. `first-error`: dual, without step advantages behind the first faulty step. `gain`: by
+    #: how much a step raises a `potential`. `tree`: steps by the answers of the branches below them, without a PRM.
+    mode: Annotated[str, AfterValidator(ESTIMATORS.checked)] = "dual"
     #: Train questions.
     questions: PositiveInt = 256
     #: Sample equally many questions of each number of searches needed, instead of uniformly.
@@ -194,6 +191,23 @@ class GRPOConfig(PolicyTrainingConfig):
     derived: Derived = "unjudged"
     #: Weight of the step advantage beside the outcome advantage.
     process_weight: NonNegativeFloat = 0.3
+    #: Weight of the outcome advantage, in `dual`, `first-error` and `gain`.
+    outcome_weight: NonNegativeFloat = 1.0
+    #: In `gain`, what a state is worth. `prm`: the score of the step that led to it. `monte-carlo`: the mean F1 of
+    #: continuations from it. `likelihood`: the probability of the gold answer (IGPO). `recall`: the share of gold
+    #: passages found. `graph`: the distance to the answer in Atlas's facts. `agreement`: how often continuations agree.
+    potential: Literal["prm", "monte-carlo", "likelihood", "recall", "graph", "agreement"] = "prm"
+    #: Continuations from every state, for the potentials `monte-carlo` and `agreement`.
+    num_continuations: PositiveInt = 4
+    #: In `gain`, subtract from every gain the mean of the group's gains at the same step. Then episodes that are all
+    #: alike have no advantage, also where the potential is far from the reward that they come to.
+    center_gains: bool = False
+    #: `together`: the reward of the format is part of what is divided by the group's deviation (ProRAG). `apart`: only
+    #: answers and step scores are; `format_weight` times the reward of the format, relative to the group, is added.
+    normalize_rewards: Literal["together", "apart"] = "together"
+    format_weight: NonNegativeFloat = 0.1
+    #: The standard deviation of a group: of these episodes (population), or with n - 1 (sample: ProRAG's code).
+    std: Literal["population", "sample"] = "population"
     #: Whether, in `dual`, the answer step gets a step advantage too (ProRAG), besides the outcome advantage.
     grade_answers: bool = True
     #: Baseline of step scores: the mean over all tokens of the group (ProRAG), over its steps, or over the tokens of
@@ -224,6 +238,16 @@ class GRPOConfig(PolicyTrainingConfig):
     monitors: MonitorConfig = MonitorConfig()
 
     @model_validator(mode="after")
+    def _known_potential(self) -> Self:
+        if self.mode == "gain" and self.potential == "prm" and self.scorer != "prm":
+            raise ValueError(
+                f"potential: prm reads a reward model, not scorer: {self.scorer}, whose verdicts are no values"
+            )
+        if self.mode == "gain" and self.potential == "agreement" and self.num_continuations < 2:
+            raise ValueError("num_continuations must be 2 or more with potential: agreement: one agrees with nothing")
+        return self
+
+    @model_validator(mode="after")
     def _whole_groups(self) -> Self:
         if self.batch_size % (self.num_generations * self.gradient_accumulation_steps):
             raise ValueError(
@@ -245,27 +269,7 @@ class GRPOConfig(PolicyTrainingConfig):
 
     def unused(self) -> Mapping[str, str]:
         """Settings of other modes, scorers and engines."""
-        found: dict[str, str] = {}
-        if self.mode in ("outcome", TREE):
-            steps = ("scorer", "process_weight", "grade_answers", "normalize", "min_std", "retokenize")
-            metrics = ("rewards.step_format_bonus", "monitors.f1_drop", "monitors.step_score_rise")
-            found |= dict.fromkeys((*steps, *metrics), f"with mode: {self.mode} (it scores no steps)")
-        if self.mode == "process":
-            found |= {
-                "process_weight": "with mode: process (there is no outcome advantage to weigh against)",
-                "grade_answers": "with mode: process (every step is graded)",
-            }
-            outcome = ("rewards.f1_weight", "rewards.min_f1", "rewards.format_bonus")
-            found |= dict.fromkeys(outcome, "with mode: process (steps are rewarded, not answers)")
-        if self.mode == "dual" and not self.process_weight:
-            found |= dict.fromkeys(("grade_answers", "normalize", "min_std"), "with process_weight: 0")
-        if self.mode in ("outcome", "process", "dual"):
-            trees = [f"tree.{name}" for name in TreeConfig.model_fields]
-            found |= dict.fromkeys(trees, f"with mode: {self.mode} (it samples no trees)")
-        if self.scorer == "gold":
-            found.setdefault("retokenize", "with scorer: gold (no PRM reads the transcripts)")
-        if self.scorer != "gold" or "scorer" in found:
-            found["derived"] = "without scorer: gold (only the gold judge knows derived steps)"
+        found = unused_credit(self)
         if self.engine != "vllm":
             found |= dict.fromkeys(self._vllm_names(), f"with engine: {self.engine}")
         elif self.temperature != 1 or self.top_p != 1:
@@ -296,7 +300,7 @@ class GRPOConfig(PolicyTrainingConfig):
         memory vLLM takes.
         """
         fields = type(self).model_fields
-        optional = ("derived", "refill", "token_budget", "loss_type", *self._vllm_names("importance"))
+        optional = ("derived", "refill", "token_budget", "loss_type", *SINCE, *self._vllm_names("importance"))
         unset = {name for name in optional if getattr(self, name) == fields[name].default}
         return super().inert() | unset | {"vllm_max_model_length"}
 
@@ -320,9 +324,19 @@ class GRPOConfig(PolicyTrainingConfig):
         )
 
     @property
+    def needs(self) -> frozenset[Need]:
+        """The evidence that the estimator of `mode` reads."""
+        return ESTIMATORS.get(self.mode).needs(self)
+
+    @property
     def scores_steps(self) -> bool:
         """Whether steps are scored."""
-        return self.mode != TREE and ESTIMATORS.get(self.mode).needs_scores
+        return Need.STEP_SCORES in self.needs
+
+    @property
+    def ddof(self) -> int:
+        """What is subtracted from the number of values in a standard deviation."""
+        return int(self.std == "sample")
 
     @property
     def needs_reward_model(self) -> bool:

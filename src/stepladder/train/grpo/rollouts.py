@@ -17,7 +17,7 @@ from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize, score
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
-from stepladder.core.step_scorer import StepScorer, raise_errors, sigmoid
+from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.transformers.constrained import GrammarMasks
@@ -26,7 +26,10 @@ from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.agent_check import restarts_context
 from stepladder.train.grpo.config import TREE, GRPOConfig
-from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree
+from stepladder.train.grpo.credit.base import CreditedEpisode
+from stepladder.train.grpo.credit.credit_group import credit_group
+from stepladder.train.grpo.credit.tree import branches_of
+from stepladder.train.grpo.evidence import Continuations, EvidenceSource, FetchedEvidence, Likelihood
 from stepladder.train.grpo.refill import NextQuestion
 from stepladder.train.loop.compute import Precision
 from stepladder.train.transcripts.sampled_episodes import expect_some
@@ -100,12 +103,14 @@ class Rollouts:
         *,
         generating: Precision = nullcontext,
         scoring: Precision = nullcontext,
+        likelihood: Likelihood | None = None,
     ) -> None:
-        """`generating`, `scoring`: the precision of the policy and of the step scorer."""
-        if config.scores_steps and scorer is None:
-            raise StepladderError(f"mode '{config.mode}' needs a step scorer; the modes outcome and tree do not")
+        """`generating`, `scoring`: the precision of the policy and of the step scorer. `likelihood`: of gold answers,
+        for the potential of that name.
+        """
+        self.evidence = EvidenceSource(config, scorer, likelihood)
         check_single_context(agent)
-        self.driver, self.agent, self.config, self.scorer = driver, agent.in_single_context(), config, scorer
+        self.driver, self.agent, self.config = driver, agent.in_single_context(), config
         self.generating, self.scoring = generating, scoring
         sampling = replace(episode.sampling, temperature=config.temperature, top_p=config.top_p)
         self.episode = replace(episode, sampling=sampling)
@@ -144,20 +149,20 @@ class Rollouts:
     def _round(self, asked: Mapping[int, Question], seed: int, *, is_first: bool) -> "_Round":
         """The credited episodes of these questions, by their places."""
         started = time.monotonic()
-        scores: Sequence[Sequence[float | None]] = ()  # for each episode those of its steps
-        groups = self._trees(asked, seed, is_first=is_first) if self.config.mode == TREE else []
-        sampled = self._samples(asked, seed, is_first=is_first) if self.config.mode != TREE else []
+        nodes: list[list[list[int]]] = []
+        if self.config.mode == TREE:
+            sampled, nodes = self._trees(asked, seed, is_first=is_first)
+        else:
+            sampled = self._samples(asked, seed, is_first=is_first)
+        played = self.evidence.continue_states(self.driver, self.agent, self.episode, sampled, seed, list(asked))
         generated = time.monotonic()
-        if self.config.scores_steps:
-            assert self.scorer is not None
-            with self.scoring():
-                scores = raise_errors(self.scorer.score_logits([each for group in sampled for each in group]))
-        if sampled:
-            remaining = iter(scores)
-            own = [[next(remaining) for _ in group] if scores else None for group in sampled]
-            groups = [credit_group(group, each, self.config) if group else [] for group, each in zip(sampled, own)]
-        judged = [sigmoid(score) for each in scores for score in each if score is not None]
-        return _Round(groups, judged, generated - started, time.monotonic() - generated)
+        with self.scoring():
+            fetched = self.evidence.fetch(sampled, nodes, played)
+        groups = [
+            credit_group(group, self.config, evidence) if group else []
+            for group, evidence in zip(sampled, fetched.groups, strict=True)
+        ]
+        return _Round(groups, played, fetched, generated - started, time.monotonic() - generated)
 
     def _metrics(self, rounds: Sequence["_Round"]) -> dict[str, Mean]:
         """Over all episodes. Without those of replaced groups, which all succeed or all fail, means would be biased."""
@@ -171,8 +176,11 @@ class Rollouts:
             "rollout_seconds": Mean(round(sum(each.rollout_seconds for each in rounds), 4), None),
             "scoring_seconds": Mean(round(sum(each.scoring_seconds for each in rounds), 4), None),
         }
-        if judged := [score for each in rounds for score in each.step_scores]:
-            metrics["step_score"] = Mean.of(judged)
+        metrics["written"] = Mean(metrics["written"].total + sum(each.played.written for each in rounds), None)
+        if read := [each.fetched.read for each in rounds if each.fetched.read is not None]:
+            metrics["read"] = Mean(sum(read), None)
+        if logits := [each for own in rounds for each in own.fetched.logits]:
+            metrics["step_score"] = Mean.of(map(sigmoid, logits))
         return metrics
 
     @property
@@ -196,7 +204,10 @@ class Rollouts:
             for start in range(0, len(sampled), count)
         ]
 
-    def _trees(self, asked: Mapping[int, Question], seed: int, *, is_first: bool) -> list[list[CreditedEpisode]]:
+    def _trees(
+        self, asked: Mapping[int, Question], seed: int, *, is_first: bool
+    ) -> tuple[list[list[Trajectory]], list[list[list[int]]]]:
+        """The branches of a tree for each question, and the nodes that their steps are."""
         stems = self.config.tree.stems
         grow = partial(branching, stems=stems, branches=self.config.num_generations - stems)
         jobs = [
@@ -204,7 +215,8 @@ class Rollouts:
             for index, question in asked.items()
         ]
         trees = self._run(jobs, is_first=is_first)
-        return [[] if tree is None else credit_tree(tree, self.config) for tree in trees]
+        found = [([], []) if tree is None else branches_of(tree) for tree in trees]
+        return [episodes for episodes, _ in found], [nodes for _, nodes in found]
 
     def _run(self, jobs: Sequence[Any], *, is_first: bool) -> list[Any]:
         """The results, None where one failed. That all fail is an error, except in the few jobs of a refill."""
@@ -228,8 +240,9 @@ class _Round:
     """The groups that were sampled together: those of an update, or those of a refill."""
 
     groups: list[list[CreditedEpisode]]
-    #: Of all steps, from 0 to 1.
-    step_scores: list[float]
+    #: Episodes that continue from states of these, and the evidence of all groups.
+    played: Continuations
+    fetched: FetchedEvidence
     rollout_seconds: float
     scoring_seconds: float
 

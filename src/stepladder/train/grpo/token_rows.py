@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepladder.train.grpo.config import LossType
-from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.credit.base import CreditedEpisode
 from stepladder.train.grpo.rollouts import multiple_contexts_error
 
 #: An episode by the names of its columns; `grammars` has the tokens that were sampled under each grammar.

@@ -9,7 +9,7 @@ In: a policy, a `TrainingContext` with answered questions, and a step scorer if 
                     from before the failure
 
 Each update runs several episodes per question with the current policy and reinforces those with more reward than the
-others of their question. `credit.py` assigns credit, `rollouts.py` generates, `trl_trainer.py` updates.
+others of their question. `credit/` assigns credit, `rollouts.py` generates, `trl_trainer.py` updates.
 """
 
 import math
@@ -33,7 +33,10 @@ from stepladder.core.trace import Question
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
+from stepladder.train.grpo.answer_likelihood import AnswerLikelihood
 from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.credit.base import Need
+from stepladder.train.grpo.credit.requirements import check_questions
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
 from stepladder.train.grpo.refill import Refills
 from stepladder.train.grpo.rollback import rollback_checkpoint
@@ -42,7 +45,7 @@ from stepladder.train.grpo.trl_trainer import BEFORE_UPDATE, EpisodeTrainer, out
 from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
-from stepladder.train.loop.policy_session import open_policy
+from stepladder.train.loop.policy_session import PolicySession, open_policy
 from stepladder.train.loop.policy_weights import peft_config
 from stepladder.train.loop.public_trainer import PublicTrainer
 from stepladder.train.loop.training_loop import (
@@ -61,7 +64,7 @@ _SAVE_EVERY = 5
 class GRPOTrainer(PublicTrainer[GRPOConfig, TrainingReport]):
     """GRPO: `GRPOTrainer(policy, scorer="runs/nano/prm/reward", args=GRPOConfig(num_generations=8)).train()`."""
 
-    #: A step scorer, or the folder of a PRM, for the modes `dual` and `process`.
+    #: A step scorer, or the folder of a PRM, for modes that score steps, such as `dual`.
     scorer: str | os.PathLike[str] | StepScorer | None = None
 
     kind = "grpo"
@@ -91,6 +94,7 @@ def train_grpo(
             scorer,
             generating=session.generating,
             scoring=lambda: session.compute.autocast,
+            likelihood=_answer_likelihood(session, context, config),
         )
         order, updates = schedule(len(questions), config, context.seed)
         refills = Refills(questions, order, config.batch_size // config.num_generations, context.seed)
@@ -144,6 +148,19 @@ def train_grpo(
     return TrainingReport(context.folder / "policy", _numbers(metrics, config, len(questions), alarms, checkpoint))
 
 
+def _answer_likelihood(session: PolicySession, context: TrainingContext, config: GRPOConfig) -> AnswerLikelihood | None:
+    """For the potential of that name."""
+    if Need.ANSWER_LOGPS not in config.needs:
+        return None
+    if session.compute.is_sharded:
+        raise StepladderError(
+            "potential: likelihood reads the policy in every process, which sharded weights do not allow: use another "
+            "potential, such as monte-carlo, or train without sharding"
+        )
+    agent = context.agent.in_single_context()
+    return AnswerLikelihood(session.policy.model, session.engine, agent, lambda: session.compute.autocast)
+
+
 def schedule(questions: int, config: GRPOConfig, seed: int) -> tuple[list[int], int]:
     """The indices of the questions, update by update, and the number of updates.
 
@@ -169,6 +186,7 @@ def _choose_questions(context: TrainingContext, config: GRPOConfig) -> list[Ques
     if not answerable:
         raise StepladderError(f"none of {len(context.questions):,} questions has an answer: there would be no reward")
     chosen = sample_questions(answerable, config.questions, context.seed, balance=config.balance)
+    check_questions(chosen, config)
     per_update = config.batch_size // config.num_generations
     if len(chosen) < per_update:
         raise StepladderError(

@@ -75,6 +75,9 @@ class PRMConfig(TrainingConfig):
     #: Score a query with the passages that it found, at the last token of these (ProRAG), and every other step where it
     #: ends. Stored with the reward model. Guided search then retrieves for every candidate. Not for pairs.
     score_after_retrieval: bool = False
+    #: How a final answer is scored. `step`: at its last token, like every step. `least`: with the least score of all
+    #: steps so far, its own included: it is only as good as the steps that it rests on. Stored with the reward model.
+    answer_score: Literal["step", "least"] = "step"
     #: Trees: total loss weight of the other tokens that the policy wrote in a step, relative to the one that is scored.
     #: Dense supervision helps small models to learn where a step goes wrong.
     dense: NonNegativeFloat = 0.0
@@ -112,7 +115,7 @@ class PRMConfig(TrainingConfig):
         if self.objective == "verdicts" and self.leave_out and not self.chains:
             found["leave_out"] = "with chains: 0 (it is about mistakes in them)"
         if self.objective == "pairs":
-            found |= dict.fromkeys(("dense", "dev_share"), "with objective: pairs (they are for trees)")
+            found |= dict.fromkeys(("dense", "dev_share", "answer_score"), "with objective: pairs (they are for trees)")
         else:
             reason = f"with objective: {self.objective} (they are for pairs)"
             found |= dict.fromkeys(("margin", "center_rewards_coefficient"), reason)
@@ -127,4 +130,5 @@ class PRMConfig(TrainingConfig):
         unused |= {"chain_answers"} if self.chain_answers else frozenset()
         optional = ("leave_out", "label_noise", "score_after_retrieval")
         unused |= {name for name in optional if not getattr(self, name)}
+        unused |= {"answer_score"} if self.answer_score == "step" else frozenset()
         return super().inert() | unused | {"reencode"}  # which allows, and changes nothing

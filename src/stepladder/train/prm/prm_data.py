@@ -26,8 +26,15 @@ class PRMExample:
     inputs: tuple[PRMInput, ...]
     #: Indices of the better and the worse step, counted over all steps of the inputs, and the margin between them.
     pairs: tuple[tuple[int, int, float], ...] = ()
-    #: One target value per step; empty for pairs.
-    values: tuple[float, ...] = ()
+    #: One target value per step, None for one that is only needed for an answer; empty for pairs.
+    values: tuple[float | None, ...] = ()
+    #: The answers whose score depends on the steps before them: the index of each among the steps, and of these.
+    answers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def targets(self) -> int:
+        """The number of target values."""
+        return sum(value is not None for value in self.values)
 
     @property
     def length(self) -> int:
@@ -53,6 +60,9 @@ class PRMBatch(TypedDict):
     #: Per position. Empty with pairs.
     values: torch.Tensor
     weights: torch.Tensor
+    #: Indices of answers whose score depends on the steps before; for each of these, which answer, and its index.
+    answers: torch.Tensor
+    before_answers: torch.Tensor
     #: How many of the positions are last tokens of steps.
     steps: int
     question_ids: list[str]
@@ -83,11 +93,15 @@ def _state(pairs: Sequence[Pair], builder: PRMInputBuilder, margin: float) -> PR
 
 
 def from_trees(
-    trees: Iterable[Tree], builder: PRMInputBuilder, values_of: Callable[[Tree], Sequence[float | None]]
+    trees: Iterable[Tree],
+    builder: PRMInputBuilder,
+    values_of: Callable[[Tree], Sequence[float | None]],
+    answer_score: str = "step",
 ) -> Iterator[PRMExample]:
     """One example per branch, with the values of its steps that no earlier branch has.
 
-    `values_of` gives a value between 0 and 1 for every node, or None if it is unknown.
+    `values_of` gives a value between 0 and 1 for every node, or None if it is unknown. `answer_score`: with `least`
+    the steps before an answer are kept, since its score depends on theirs.
     """
     for tree in trees:
         known = list(values_of(tree))
@@ -96,17 +110,25 @@ def from_trees(
             if children_by_node[leaf.id]:
                 continue
             branch = tree.branch(leaf)[1:]
-            inputs = builder.trajectory(tree.trajectory(leaf))
-            if example := _valued(tree.question.id, inputs, [known[node.id] for node in branch]):
+            trajectory = tree.trajectory(leaf)
+            answers = _answers(trajectory) if answer_score == "least" else ()
+            inputs = builder.trajectory(trajectory)
+            if example := _valued(tree.question.id, inputs, [known[node.id] for node in branch], answers):
                 yield example
             for node in branch:
                 known[node.id] = None
 
 
 def from_chains(
-    chains: Iterable[Trajectory], builder: PRMInputBuilder, derived: Derived = "unjudged", *, answers: bool = True
+    chains: Iterable[Trajectory],
+    builder: PRMInputBuilder,
+    derived: Derived = "unjudged",
+    *,
+    answers: bool = True,
+    answer_score: str = "step",
 ) -> Iterator[PRMExample]:
-    """One example per context of a trajectory, with the gold judge's verdicts of its steps.
+    """One example per context of a trajectory, with the gold judge's verdicts of its steps; one per trajectory if
+    the score of an answer depends on the steps before it.
 
     `answers`: whether final answers have a value.
     """
@@ -117,8 +139,10 @@ def from_chains(
             else None
             for step, verdict in zip(chain.steps, judge(chain), strict=True)
         ]
-        for each in builder.trajectory(chain):
-            if example := _valued(chain.question.id, [each], known):
+        inputs = builder.trajectory(chain)
+        scored = _answers(chain) if answer_score == "least" else ()
+        for some in [inputs] if scored else [[each] for each in inputs]:
+            if example := _valued(chain.question.id, some, known, scored):
                 yield example
 
 
@@ -135,19 +159,34 @@ def gold_verdicts(tree: Tree, derived: Derived = "unjudged") -> list[float | Non
     ]
 
 
-def _valued(question_id: str, inputs: Iterable[PRMInput], known: Sequence[float | None]) -> PRMExample | None:
-    """The inputs, reduced to the steps whose value is known; None without any."""
+def _answers(trajectory: Trajectory) -> list[int]:
+    """The numbers of the steps that are final answers."""
+    return [number for number, step in enumerate(trajectory.steps) if step.action.kind is ActionKind.ANSWER]
+
+
+def _valued(
+    question_id: str, inputs: Iterable[PRMInput], known: Sequence[float | None], answers: Sequence[int] = ()
+) -> PRMExample | None:
+    """The inputs, reduced to the steps whose value is known, and to those before one of `answers`; None if no value is
+    known.
+    """
+    answers = [number for number in answers if known[number] is not None]
+    needed = max(answers, default=0)
     kept: list[PRMInput] = []
-    values: list[float] = []
+    numbers: list[int] = []
     for each in inputs:
-        found = [known[step] for step in each.steps]
-        valued = [index for index, value in enumerate(found) if value is not None]
-        if valued:
-            steps, ends = (tuple(column[index] for index in valued) for column in (each.steps, each.ends))
-            others = tuple(each.others[index] for index in valued)
+        own = [index for index, step in enumerate(each.steps) if known[step] is not None or step < needed]
+        if own:
+            ends = tuple(each.ends[index] for index in own)
+            steps, others = tuple(each.steps[index] for index in own), tuple(each.others[index] for index in own)
             kept.append(PRMInput(each.tokens[: ends[-1] + 1], steps, ends, others))
-            values += [value for value in found if value is not None]
-    return PRMExample(question_id, tuple(kept), values=tuple(values)) if kept else None
+            numbers += steps
+    values = tuple(known[number] for number in numbers)
+    if all(value is None for value in values):
+        return None
+    places = {number: place for place, number in enumerate(numbers)}
+    resting = tuple((places[each], tuple(places[number] for number in range(each))) for each in answers)
+    return PRMExample(question_id, tuple(kept), values=values, answers=resting)
 
 
 def with_wrong_labels(examples: Iterable[PRMExample], share: float, seed: int) -> list[PRMExample]:
@@ -159,7 +198,7 @@ def with_wrong_labels(examples: Iterable[PRMExample], share: float, seed: int) -
             (worse, better, margin) if rng.random() < share else (better, worse, margin)
             for better, worse, margin in example.pairs
         )
-        values = tuple(1 - value if rng.random() < share else value for value in example.values)
+        values = tuple(1 - value if value is not None and rng.random() < share else value for value in example.values)
         return replace(example, pairs=pairs, values=values)
 
     return [reversed_labels(example) for example in examples]
@@ -176,6 +215,7 @@ def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_len
         pairs += [(first + better, first + worse, margin) for better, worse, margin in example.pairs]
         first += sum(len(each.ends) for each in example.inputs)
     values = [value for example in examples for value in example.values]
+    answers, before = _answers_and_steps(examples)
     others = list(_other_tokens(inputs, values, dense)) if dense and values else []
     rows, columns, more, weights = zip(*others) if others else ((), (), (), ())
     return PRMBatch(
@@ -186,18 +226,34 @@ def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_len
         better=torch.tensor([better for better, _, _ in pairs], dtype=torch.long),
         worse=torch.tensor([worse for _, worse, _ in pairs], dtype=torch.long),
         margins=torch.tensor([margin for _, _, margin in pairs], dtype=torch.float32),
-        values=torch.tensor([*values, *more], dtype=torch.float32),
-        weights=torch.tensor([*[1.0] * len(values), *weights], dtype=torch.float32),
+        values=torch.tensor([*(value or 0.0 for value in values), *more], dtype=torch.float32),
+        weights=torch.tensor([*(float(value is not None) for value in values), *weights], dtype=torch.float32),
+        answers=torch.tensor(answers, dtype=torch.long),
+        before_answers=torch.tensor(before, dtype=torch.long).reshape(-1, 2),
         steps=first,
         question_ids=[example.question_id for example in examples],
     )
 
 
+def _answers_and_steps(examples: Sequence[PRMExample]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The indices of `answers` in the batch; and for each step before one, which of them, and its index."""
+    answers: list[int] = []
+    before: list[tuple[int, int]] = []
+    first = 0
+    for example in examples:
+        for answer, steps in example.answers:
+            before += [(len(answers), first + step) for step in steps]
+            answers.append(first + answer)
+        first += sum(len(each.ends) for each in example.inputs)
+    return answers, before
+
+
 def _other_tokens(
-    inputs: Sequence[PRMInput], values: Sequence[float], dense: float
+    inputs: Sequence[PRMInput], values: Sequence[float | None], dense: float
 ) -> Iterator[tuple[int, int, float, float]]:
     """The tokens of steps that are not scored: row, column, the value of the step, and the weight of the token."""
     value = iter(values)
     for row, each in enumerate(inputs):
         for others, of_step in zip(each.others, value):
-            yield from ((row, column, of_step, dense / len(others)) for column in others)
+            if of_step is not None:
+                yield from ((row, column, of_step, dense / len(others)) for column in others)

@@ -119,7 +119,9 @@ def tree_examples(
         """Steps that the policy wrote, of held-out questions or of the others."""
         explored = (tree for tree in used() if (tree.question.id in questions.held_out) is held_out)
         own = (each for each in episodes if (each.question.id in questions.held_out) is held_out)
-        return [*from_trees(explored, builder, values_of), *from_chains(own, builder, config.derived)]
+        scored = config.answer_score
+        trees_of_policy = from_trees(explored, builder, values_of, scored)
+        return [*trees_of_policy, *from_chains(own, builder, config.derived, answer_score=scored)]
 
     def make(builder: PRMInputBuilder) -> Examples:
         train, dev = of_policy(builder, held_out=False), of_policy(builder, held_out=True)
@@ -129,13 +131,14 @@ def tree_examples(
             counts = {"episodes": len(episodes), "broken": failed, **token_counts(episodes)}
         if questions.gold:
             chains = _gold_and_corrupted(config, context, questions.gold)
-            train += from_chains(chains, builder, config.derived, answers=config.chain_answers)
+            labeled, scored = config.chain_answers, config.answer_score
+            train += from_chains(chains, builder, config.derived, answers=labeled, answer_score=scored)
         if not train:
             raise StepladderError(
                 f"no step of the trees has a value for the objective '{config.objective}'. Verdicts need questions "
                 "with a gold decomposition or gold passages; values and outcomes need rollouts and finished ends"
             )
-        steps, held_out_steps = (sum(len(example.values) for example in examples) for examples in (train, dev))
+        steps, held_out_steps = (sum(example.targets for example in examples) for examples in (train, dev))
         counts |= {"scored_steps": steps, "held_out_steps": held_out_steps}
         learned, tested = _labelled(config, context.seed, train, dev)
         return learned, tested, counts

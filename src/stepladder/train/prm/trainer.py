@@ -35,6 +35,7 @@ from stepladder.core.trace import Pair, Question
 from stepladder.data import DataSet
 from stepladder.engines import make_engine
 from stepladder.engines.transformers.tokenization import Encoding
+from stepladder.judges.prm.answer_scores import least_scores
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.judges.prm.reward_model import (
     ProcessRewardModel,
@@ -135,9 +136,11 @@ def batch_loss(
     """The loss of a batch and its metrics, summed over pairs or steps."""
     if not len(batch["better"]):
         step_loss = STEP_LOSSES.get(loss_type or next(iter(STEP_LOSSES)))
+        scores_S = least_scores(scores_S, batch["answers"], batch["before_answers"])
         loss = (step_loss(scores_S, batch["values"]) * batch["weights"]).sum()
         ends = slice(batch["steps"])
-        error = (scores_S[ends].detach().sigmoid() - batch["values"][ends]).abs().sum()
+        errors_S = (scores_S[ends].detach().sigmoid() - batch["values"][ends]).abs()
+        error = (errors_S * batch["weights"][ends]).sum()
         return loss, {"error": float(error)}
     better_P, worse_P = scores_S[batch["better"]], scores_S[batch["worse"]]
     pair_loss = PAIR_LOSSES.get(loss_type or next(iter(PAIR_LOSSES)))
@@ -150,7 +153,7 @@ def batch_loss(
 
 def count_targets(batch: PRMBatch) -> int:
     """The number of pairs or steps."""
-    return len(batch["better"]) or batch["steps"]
+    return len(batch["better"]) or int(batch["weights"][: batch["steps"]].sum())
 
 
 class StepRewardTrainer(BaseTrainer):
@@ -166,7 +169,7 @@ class StepRewardTrainer(BaseTrainer):
 
     def count_policy_tokens(self, batch: Any) -> float:
         """Here: the scored steps."""
-        return float(batch["steps"])
+        return float(count_targets(batch) if len(batch["values"]) else batch["steps"])
 
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Over pairs or steps."""
@@ -271,4 +274,5 @@ def _write(
         model = PeftModel.from_pretrained(base.float(), str(checkpoint)).merge_and_unload()
     else:
         model, _ = load_reward_model(checkpoint, torch.float32, tokenizer)
-    ProcessRewardModel(model, tokenizer, score_after_retrieval=config.score_after_retrieval).save(folder, dtype)
+    scoring: dict[str, Any] = config.model_dump(include={"score_after_retrieval", "answer_score"})
+    ProcessRewardModel(model, tokenizer, **scoring).save(folder, dtype)
