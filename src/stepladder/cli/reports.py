@@ -106,7 +106,8 @@ def study_command(
         Path | None,
         path_option(
             "PILOT",
-            "Only print how many seeds are needed, from a finished study (folder or study.json).",
+            "Only print how many seeds are needed, from a finished study (folder or study.json), or from a standard "
+            "deviation.",
             "none",
         ),
     ] = None,

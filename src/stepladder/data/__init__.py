@@ -5,11 +5,12 @@ In: a name: `atlas`, `atlas-large`, ...; the path of a question file or of a fol
 questions by split, and passages if the data has them.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError, nearest, unknown_name
 from stepladder.core.io.files import expand_path
-from stepladder.data.atlas import SIZES, generate_atlas
+from stepladder.data.atlas import SIZES, generate_atlas, relations_by_question
 from stepladder.data.dataset import DataSet, join
 from stepladder.data.folders import PUBLISHED, SPLITS, find_published, missing, open_files, open_folder, source_files
 
@@ -23,6 +24,7 @@ __all__ = [
     "is_dataset_name",
     "load_dataset",
     "open_files",
+    "questions_with_relations",
 ]
 
 #: Built-in data sets by name. `atlas` is `atlas-small`.
@@ -40,6 +42,19 @@ def load_dataset(name: str, *, seed: int = 0) -> DataSet:
     if len(named) < len(parts):
         raise StepladderError(f"{name}: two of the sets have the same name, so their ids would collide; rename one")
     return join("+".join(named), named)
+
+
+def questions_with_relations(name: str | None, relations: Collection[str], *, seed: int = 0) -> frozenset[str]:
+    """The ids of the questions of Atlas that use one of these relations."""
+    if name not in DATA_SETS:
+        raise StepladderError(f"relations are known of Atlas only, and the data is {name or 'in files'}")
+    found = relations_by_question(_size(name), seed)
+    return frozenset(question for question, used in found.items() if not used.isdisjoint(relations))
+
+
+def _size(name: str) -> str:
+    """The size of an Atlas data set."""
+    return name.partition("-")[2] or "small"
 
 
 def is_dataset_name(name: str) -> bool:
@@ -68,7 +83,7 @@ def _parts(name: str) -> list[str]:
 
 def _open(name: str, seed: int) -> DataSet:
     if name in DATA_SETS:
-        atlas = generate_atlas(name.partition("-")[2] or "small", seed)
+        atlas = generate_atlas(_size(name), seed)
         return DataSet(name, atlas.questions, atlas.passages)
     path = _find_required(name)
     return open_files(path.name, {"all": path}) if path.is_file() else open_folder(path)

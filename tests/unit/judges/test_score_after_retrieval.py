@@ -28,7 +28,7 @@ from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.stages import Task
-from stepladder.pipeline.stages.prm import run_prm
+from stepladder.pipeline.stages.prm import PRMStageConfig, run_prm
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import collate_examples, from_trees
 from stepladder.train.sft.demonstrations import gold_demonstrations
@@ -241,7 +241,7 @@ def test_what_is_found_can_be_learnt(tmp_path: Path, lora: dict[str, int] | None
                     for n, each in enumerate(found, start=1)]  # fmt: skip
             trees.add(Tree(replace(QUESTION, id=f"q{number}"), AGENT, (Node(0, None, None, visits=2), *found, *ends)))
     shared = SharedConfig.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
-    chosen = PRMConfig(
+    chosen = PRMStageConfig(
         objective="values", score_after_retrieval=True, num_train_epochs=10, batch_size=2, learning_rate=1e-2,
         dev_share=0.2, lora=lora,
     )  # fmt: skip

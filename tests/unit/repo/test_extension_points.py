@@ -210,7 +210,8 @@ def test_a_prm_loss_is_one_file_and_one_line(add_file: AddFile) -> None:
     )
     register(STEP_LOSSES, "squared", "stepladder.train.prm.squared_loss:squared_loss")
     assert PRMConfig.read({"objective": "values", "loss_type": "squared"}).loss_type == "squared"
-    batch = {"better": [], "values": torch.tensor([1.0, 0.0]), "weights": torch.ones(2), "steps": 2}
+    none = {"answers": torch.zeros(0, dtype=torch.long), "before_answers": torch.zeros((0, 2), dtype=torch.long)}
+    batch = {"better": [], "values": torch.tensor([1.0, 0.0]), "weights": torch.ones(2), "steps": 2, **none}
     loss, _ = batch_loss(torch.zeros(2), batch, 0.0, "squared")
     assert float(loss) == pytest.approx(0.5)
 

@@ -18,7 +18,7 @@ from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_report import PLOT, RESULTS, print_results, write_results
 from stepladder.reporting.studies.study_results import read_results
 from stepladder.reporting.studies.study_runner import COMMAND, jobs_of, run_jobs, run_study
-from stepladder.reporting.studies.study_spec import SHARED
+from stepladder.reporting.studies.study_spec import SHARED, Budget
 from tests.support.small_study import small_study
 
 
@@ -57,6 +57,9 @@ def test_a_study_runs_every_arm_from_what_they_share(study: Study, tmp_path: Pat
     assert short.cpu_seconds > 0
     assert results.shared is not None
     assert results.shared.questions == 0, "an evaluation is not counted"
+    counting = study.model_copy(update={"budget": Budget(tokens="equal", evaluation=True)})
+    counted = [arm.ledger for arm in read_results(counting, folder).arms]
+    assert all(each.tokens_read and each.tokens_sampled for each in counted), "that of the estimand, if told so"
     write_results(results, folder)
     plain = json.loads((folder / RESULTS).read_text())
     assert plain["arms"]["long"]["by_seed"] == {"0": 0.0}

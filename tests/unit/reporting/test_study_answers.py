@@ -20,7 +20,7 @@ from stepladder.reporting.studies.study_arms import prepare
 from stepladder.reporting.studies.study_json import plain_results
 from stepladder.reporting.studies.study_ledger import Ledger
 from stepladder.reporting.studies.study_power import plan_power, print_power
-from stepladder.reporting.studies.study_report import notes, print_results
+from stepladder.reporting.studies.study_report import notes, plot, print_results
 from stepladder.reporting.studies.study_results import (
     ArmResult,
     StudyResults,
@@ -216,6 +216,47 @@ def test_arms_that_differ_in_tokens_get_no_verdict() -> None:
     ]
 
 
+def test_the_arms_of_each_contrast_may_share_a_budget_of_their_own() -> None:
+    """`most` spends as much as `more`, and both twice as much as the baseline."""
+    ledgers = {name: Ledger(tokens_read=read, tokens_sampled=0) for name, read in (("less", 1000), ("more", 2000))}
+    ledgers["most"] = Ledger(tokens_read=2050, tokens_sampled=0)
+    contrasts = {"same": "most - more", "double": "more - less"}
+    values = {"less": LESS, "more": MORE, "most": MOST}
+    budget = {"tokens": "equal", "between": "contrasts", "unequal": "remark"}
+    found = results(study(budget=budget, contrasts=contrasts), values, ledgers)
+    assert [(each.contrast, str(each)) for each in breaches(found)] == [
+        ("double", "more: 2,000 tokens instead of 1,000 (+100%)")
+    ]
+    answers = verdicts(found)
+    assert "The budgets differ" not in answers["same"], "`more` differs from `less`, and not from `most`"
+    assert "The budgets differ: more: 2,000 tokens instead of 1,000 (+100%)." in answers["double"]
+    kept = results(study(budget=budget, contrasts={"same": "most - more"}), values, ledgers)
+    assert "budget kept: tokens equal, within 5%, between the arms of each contrast" in notes(
+        replace(kept, study=prepare(kept.study))
+    )
+    assert "evaluation" not in study(budget={**budget, "evaluation": True}).budget.amounts()  # type: ignore[union-attr]
+
+
+def test_the_ledger_says_if_it_counts_the_evaluation() -> None:
+    values = {"less": LESS, "more": MORE, "most": MOST}
+    assert "Consumed per seed, without evaluations" in printed(results(study(), values))
+    counted = results(study(budget={"tokens": "equal", "evaluation": True}), values)
+    assert "Consumed per seed, with the evaluation eval-sft" in printed(counted)
+
+
+def test_weights_and_shares_may_be_0_on_the_axis() -> None:
+    """There, fewer are not needed to reach a score, and an axis is not logarithmic."""
+    values = {"less": LESS, "more": MORE, "most": MOST}
+    points = {"less": ["a", 0], "more": ["a", 0.3], "most": ["a", 0.9]}
+    told = printed(results(study(points=points, x_label="weight"), values))
+    assert "needed to reach" not in told
+    amounts = {"less": ["a", 1], "more": ["a", 2], "most": ["a", 4]}
+    assert "weight needed to reach" in printed(results(study(points=amounts, x_label="weight"), values))
+    drawn = plot(results(study(points=points, x_label="weight"), values))
+    assert drawn is not None
+    assert drawn.startswith("<svg")
+
+
 def test_a_study_without_a_budget_says_so() -> None:
     found = results(study(), {"less": LESS, "more": MORE, "most": MOST})
     assert "budget: none stated; the arms may differ in what they consumed" in notes(
@@ -270,6 +311,22 @@ def test_a_finished_study_is_a_pilot(tmp_path: Path) -> None:
     print_power(Console(file=told, width=100), plan)
     assert str(more.seeds_needed) in told.getvalue()
     assert "power: of the 12 planned seeds" in told.getvalue()
+
+
+def test_a_standard_deviation_takes_the_place_of_a_pilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = study(smallest_effect=0.05, seeds=12)
+    plan = plan_power(planned, Path("0.06"))
+    assert [each.seeds_needed for each in plan.contrasts] == [seeds_needed(0.05, 0.06)] * 2
+    assert [each.power_holm for each in plan.contrasts] == pytest.approx([power(12, 0.05, 0.06, 0.025)] * 2)
+    print_power(Console(file=(told := StringIO()), width=100), plan)
+    assert "pilot" not in told.getvalue()
+    for no_deviation in ("6", "0", "-0.1", "nan"):
+        with pytest.raises(StepladderError, match=r"or a standard deviation such as 0\.06"):
+            plan_power(planned, Path(no_deviation))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "0.06").mkdir()
+    with pytest.raises(StepladderError, match="expected the folder of a finished study"):  # a folder comes first
+        plan_power(planned, Path("0.06"))
 
 
 def test_earlier_results_are_pilots_too() -> None:

@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from stepladder.core.errors import StepladderError
+from stepladder.data import load_dataset, questions_with_relations
 from stepladder.reporting.studies import Study, built_in_studies, find_study
 from stepladder.reporting.studies.study_arms import prepare, recipe_of, shared_recipe
 from stepladder.reporting.studies.study_registration import FILE, read_registration, register
+from stepladder.reporting.studies.study_statistics import power
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.trainer import schedule
 from tests.support import shell as shell_fixture
@@ -142,20 +144,131 @@ def test_what_the_arms_set_cannot_be_set_for_all(tmp_path: Path) -> None:
 def test_studies_are_found_by_name_or_path(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match="Did you mean 'rl-modes'"):
         find_study("rl-mode")
-    with pytest.raises(StepladderError, match=r"study file .*none.yaml does not exist. Built-in studies: data-eff"):
+    with pytest.raises(StepladderError, match=r"study file .*none.yaml does not exist. Built-in studies: beta-sweep"):
         find_study(tmp_path / "none.yaml")
 
 
 # --- the built-in studies -----------------------------------------------------------------------------------------
 
 
+#: The studies of the papers' experiments: the stages that the arms share, the last stage, and the number of arms.
+OF_PAPERS = {
+    "prm-validation": ("pairs", "eval-prm", 3),
+    "prm-calibration": ("pairs", "eval-prm", 4),
+    "label-noise": ("pairs", "eval-prm", 5),
+    "label-noise-rl": ("pairs", "grpo", 3),
+    "world-shift": ("prm", "eval-prm", 2),
+    "relation-shift": ("pairs", "eval-prm", 2),
+    "critic-labels": ("pairs", "guided", 5),
+    "prm-scaling": ("eval-sft", "eval-prm", 5),
+    "inference-scaling": ("eval-prm", "guided", 14),
+    "verifier-transfer": ("eval-strong", "eval-prm", 2),
+    "verifier-transfer-guided": ("eval-strong", "guided", 2),
+    "refinement": ("eval-prm", "eval-rft", 3),
+    "cold-start": ("eval-prm", "grpo", 4),
+    "beta-sweep": ("eval-prm", "grpo", 5),
+    "credit": ("eval-prm", "grpo", 6),
+}
+
+
+def built_in(name: str) -> Study:
+    """A built-in study, prepared."""
+    return prepare(find_study(name))
+
+
 @pytest.mark.parametrize("name", sorted(built_in_studies()))
 def test_built_in_studies_fit_their_recipes_and_state_a_budget(name: str) -> None:
-    study = prepare(find_study(name))
+    study = built_in(name)
     assert study.name == name
     assert study.budget is not None
     assert study.smallest_effect is not None
     assert len(study.seed_list) >= 5
+
+
+def test_every_study_of_the_papers_is_known() -> None:
+    assert set(built_in_studies()) == {*OF_PAPERS, "data-efficiency", "rl-modes", "warmup-epochs"}
+
+
+@pytest.mark.parametrize("name", OF_PAPERS)
+def test_the_studies_of_the_papers_share_what_they_should_and_have_enough_seeds(name: str) -> None:
+    study = built_in(name)
+    assert (study.shared, study.last, len(study.arms)) == OF_PAPERS[name]
+    assert len(study.seed_list) >= 8
+    if study.last == "grpo":  # 0.06: the standard deviation of dual - outcome in docs/studies/rl-modes.json
+        assert study.smallest_effect is not None
+        assert power(len(study.seed_list), study.smallest_effect, 0.06, 0.05 / len(study.contrasts)) > 0.8
+
+
+@pytest.mark.parametrize("name", OF_PAPERS)
+def test_no_stage_of_a_study_of_a_paper_selects_by_the_questions_that_it_is_measured_on(name: str) -> None:
+    study = built_in(name)
+    for arm in study.arms:
+        for stage in recipe_of(study, 0, arm).stages:
+            if study.last == "grpo" and stage.name == "grpo":
+                assert isinstance(stage.settings, GRPOConfig)
+                assert (stage.settings.dev_questions, stage.settings.eval_steps) == (300, 10), "all of Atlas"
+                assert study.estimand.last_checkpoints == 3, "whichever checkpoint was kept"
+            else:
+                assert not getattr(stage.settings, "dev_questions", 0)
+                assert getattr(stage.settings, "split", None) != "dev" or stage.kind == "prm-eval"
+                if stage.name == study.estimand.stage:
+                    assert getattr(stage.settings, "split", None) == "test"
+
+
+@pytest.mark.parametrize("name", ["beta-sweep", "cold-start", "credit", "label-noise-rl"])
+def test_the_arms_of_a_study_with_a_token_budget_all_spend_it(name: str) -> None:
+    study = built_in(name)
+    assert study.budget is not None
+    assert study.budget.amounts() == {"tokens_sampled": "equal"}
+    settings = [stage.settings for arm in study.arms for stage in recipe_of(study, 0, arm).stages]
+    trained = [each for each in settings if isinstance(each, GRPOConfig)]
+    assert {each.token_budget for each in trained} == {1_800_000}
+    for each in trained:
+        # rl-modes: 12,800 episodes of outcome rewards had 1.79 million tokens; shorter ones may have half of that.
+        assert each.num_train_epochs * each.questions * each.num_generations >= 2 * 12_800
+        assert each.lr_scheduler_type == "constant"
+        assert not each.monitors.stop
+
+
+def test_reward_models_of_more_questions_make_as_many_updates() -> None:
+    study = built_in("prm-scaling")
+    for arm, (_, questions) in study.points.items():
+        stages = {stage.name: stage.settings for stage in recipe_of(study, 0, arm).stages}
+        prm: Any = stages["prm"]
+        explore: Any = stages["explore"]
+        assert (explore.questions, prm.episodes, prm.chains) == (questions,) * 3
+        assert prm.num_train_epochs * questions == 480
+
+
+def test_the_relations_that_are_examined_are_those_that_one_arm_has_not_seen() -> None:
+    study = built_in("relation-shift")
+    left_out: dict[str, set[str]] = {}
+    for arm in study.arms:
+        stages = {stage.name: stage.settings for stage in recipe_of(study, 0, arm).stages}
+        prm: Any = stages["prm"]
+        examined: Any = stages["eval-prm"]
+        left_out[arm] = set(prm.leave_out_relations)
+        assert (set(examined.relations) == left_out[arm]) is (arm == "held-out")
+    assert not left_out["trained"] & left_out["held-out"]
+    train = {question.id for question in load_dataset("atlas").split("train")}
+    seen, held_out = (len(questions_with_relations("atlas", left_out[arm]) & train) for arm in study.arms)
+    assert abs(seen - held_out) < 0.1 * held_out, "as much data for both"
+
+
+def test_guided_inference_is_compared_at_equal_numbers_of_samples() -> None:
+    study = built_in("inference-scaling")
+    assert study.budget is not None
+    assert (study.budget.evaluation, study.budget.between) == (True, "contrasts")
+    guides = {}
+    for arm in study.arms:
+        evaluated: Any = recipe_of(study, 0, arm).stages[-1].settings
+        guides[arm] = evaluated.guide
+    assert guides["greedy"] is guides["one-sample"] is None
+    assert {each.temperature for each in guides.values() if each is not None} == {0.5}
+    equal = [pair for pair in study.contrasts.values() if "greedy" not in pair]
+    assert len(equal) == 8
+    assert all(guides[first].n == guides[second].n and guides[second].by == "vote" for first, second in equal)
+    assert all(study.points[arm][1] == guide.n for arm, guide in guides.items() if guide is not None)
 
 
 @pytest.mark.parametrize("name", ["data-efficiency", "rl-modes"])

@@ -33,7 +33,7 @@ from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.stages import Task
-from stepladder.pipeline.stages.prm import STAGE, run_prm
+from stepladder.pipeline.stages.prm import STAGE, PRMStageConfig, run_prm
 from stepladder.preferences.pair_checks import PairCheck
 from stepladder.preferences.pairs import dev_questions
 from stepladder.train.loop.checkpoints import Checkpoints
@@ -41,7 +41,6 @@ from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.prm import prm_sources, trainer as prm_training
-from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import collate_examples, from_pairs, from_trees, gold_verdicts, outcomes
 from stepladder.train.prm.prm_sources import choose_questions
 from stepladder.train.prm.trainer import (
@@ -392,8 +391,8 @@ def test_the_newest_words_are_never_cut() -> None:
 # --- training -----------------------------------------------------------------------------------------------
 
 
-def changed(**changes: Any) -> PRMConfig:
-    return PRMConfig(**{**SETTINGS.model_dump(exclude_unset=True), **changes})
+def changed(**changes: Any) -> PRMStageConfig:
+    return PRMStageConfig(**{**SETTINGS.model_dump(exclude_unset=True), **changes})
 
 
 @pytest.fixture(scope="module")

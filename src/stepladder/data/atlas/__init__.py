@@ -15,16 +15,30 @@ generate the questions.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from stepladder.core.errors import unknown_name
 from stepladder.core.trace import Passage, Question
 from stepladder.data.atlas.articles import write_library
+from stepladder.data.atlas.catalogue import RELATIONS
 from stepladder.data.atlas.phrasing import Chain
 from stepladder.data.atlas.questions import write_questions
 from stepladder.data.atlas.world import World
 
-__all__ = ["SIZES", "Atlas", "generate_atlas"]
+__all__ = ["SIZES", "Atlas", "RelationName", "generate_atlas", "relations_by_question"]
 
+
+def _known_relation(name: str) -> str:
+    if name not in RELATIONS:
+        raise ValueError(str(unknown_name("relation of Atlas", name, RELATIONS)))
+    return name
+
+
+#: The name of a relation, in settings.
+RelationName = Annotated[str, AfterValidator(_known_relation)]
 
 #: The sizes of a world: number of passages, and of questions by split.
 SIZES: dict[str, tuple[int, dict[str, int]]] = {
@@ -68,3 +82,10 @@ def generate_atlas(size: str = "small", seed: int = 0, avoid: Collection[str] = 
         questions[split], found = write_questions(world, library, split, count)
         chains.update(found)
     return Atlas(size, seed, library.passages, questions, chains, world)
+
+
+@lru_cache(maxsize=4)
+def relations_by_question(size: str = "small", seed: int = 0) -> dict[str, frozenset[str]]:
+    """The names of the relations that each question uses, by question id: `{"mentor", "born_in"}`."""
+    chains = generate_atlas(size, seed).chains
+    return {question: frozenset(relation for _, relation in chain) for question, chain in chains.items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stepladder.core.answer_metrics import score_question
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Trajectory
 from stepladder.evaluation.prm.ranking import as_probabilities, auc, auc_interval, brier, calibration_error, platt
@@ -32,6 +33,8 @@ class GradedStep:
     place: int = 0
     #: Whether an earlier step of the episode is faulty.
     after_fault: bool = False
+    #: Whether the episode ends with the right answer.
+    right: bool = False
 
 
 def graded_steps(
@@ -44,13 +47,13 @@ def graded_steps(
     graded = []
     for trajectory, found in zip(trajectories, scores, strict=True):
         after_fault = False
+        right = score_question(trajectory.answer, trajectory.question).em == 1
         for place, (step, verdict, score) in enumerate(zip(trajectory.steps, judge(trajectory), found, strict=True)):
             kind, value = step.action.kind, reward_target(verdict, step.action.kind, derived)
             if verdict is not None and value is not None:
                 fault = verdict.fault or ""
-                graded.append(
-                    GradedStep(trajectory.question.id, kind.value, score, value == 1, fault, place, after_fault)
-                )
+                described = (trajectory.question.id, kind.value, score, value == 1, fault, place, after_fault, right)
+                graded.append(GradedStep(*described))
             after_fault = after_fault or (verdict is not None and verdict.faulty)
     return graded
 

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Pair
+from stepladder.data import questions_with_relations
+from stepladder.data.atlas import RelationName
 from stepladder.pipeline.episodes import check_gold, sampled_episodes
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import (
@@ -30,21 +33,46 @@ from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.prm.config import PRMConfig
 
 
-def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult:
+class PRMStageConfig(PRMConfig):
+    """Beside the settings of the trainer, questions to train without."""
+
+    #: Train without the questions of Atlas that use one of these relations: without their trees, pairs, episodes and
+    #: chains. The stage prm-eval can examine the model on such questions alone (`relations`).
+    leave_out_relations: tuple[RelationName, ...] = ()
+
+    def inert(self) -> frozenset[str]:
+        """`leave_out_relations`, unless it is set."""
+        return super().inert() | (frozenset() if self.leave_out_relations else frozenset({"leave_out_relations"}))
+
+
+def _left_out(settings: PRMStageConfig, context: RunContext) -> frozenset[str]:
+    """The ids of the questions to train without."""
+    data, relations = context.settings.data, settings.leave_out_relations
+    return questions_with_relations(data.name, relations, seed=data.world_seed) if relations else frozenset()
+
+
+def run_prm(settings: PRMStageConfig, context: RunContext, task: Task) -> StageResult:
     """Train on the pairs or trees of earlier stages."""
     from stepladder.train.prm.prm_sources import pair_examples, tree_examples  # imports torch and transformers
     from stepladder.train.prm.trainer import train_prm
 
+    left_out = _left_out(settings, context)
+
+    def kept(pairs: Iterable[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if pair.question_id not in left_out]
+
     if settings.objective == "pairs":
         training = context.training(task, context.all_questions(), dev=False, search=False)
-        examples = pair_examples(settings, training, *read_pairs(task.inputs[PAIRS]))
+        examples = pair_examples(settings, training, *map(kept, read_pairs(task.inputs[PAIRS])))
     else:
         extended = bool(settings.chains or settings.episodes)
-        training = context.training(task, None if extended else (), dev=False, search=extended)
+        questions = [each for each in context.split("train") if each.id not in left_out] if extended else ()
+        training = context.training(task, questions, dev=False, search=extended)
         sample = partial(
             sampled_episodes, context, task, num_generations=settings.num_generations, temperature=settings.temperature
         )
-        examples = tree_examples(settings, training, Path(task.inputs[TREES]), task.inputs.get(POLICY, ""), sample)
+        trees = Path(task.inputs[TREES])
+        examples = tree_examples(settings, training, trees, task.inputs.get(POLICY, ""), sample, left_out=left_out)
     report = train_prm(settings.model or task.inputs[POLICY], training, settings, examples)
     return StageResult(report.numbers, {REWARD: report.reward})
 
@@ -91,14 +119,17 @@ def summarize(numbers: Numbers) -> StageSummary:
 
 def questions_used(stage: FinishedStage) -> Iterable[str]:
     """Questions of sampled episodes and gold chains, beyond those of the trees or pairs."""
-    settings: PRMConfig = stage.settings
+    settings: PRMStageConfig = stage.settings
     if not (settings.chains or settings.episodes):
         return ()
     if TREES not in stage.inputs:
         raise StepladderError("the trees that this reward model was trained on are missing")
     from stepladder.train.prm.prm_sources import choose_questions  # imports torch
 
-    chosen = choose_questions(settings, stage.context.split("train"), tree_questions(stage.inputs[TREES]), stage.seed)
+    left_out = _left_out(settings, stage.context)
+    questions = [each for each in stage.context.split("train") if each.id not in left_out]
+    explored = [each for each in tree_questions(stage.inputs[TREES]) if each not in left_out]
+    chosen = choose_questions(settings, questions, explored, stage.seed)
     return (question.id for question in (*chosen.sampled, *chosen.gold))
 
 
@@ -106,15 +137,16 @@ def labels_used(stage: FinishedStage) -> Labels:
     """Decompositions and answers of gold chains and of all steps that the gold judge labels; the values of trees are
     answers that were used there.
     """
-    settings: PRMConfig = stage.settings
+    settings: PRMStageConfig = stage.settings
     judged = Labels.of(questions_used(stage), decompositions=True)
     if settings.objective == "verdicts":
-        return judged | Labels.of(tree_questions(stage.inputs[TREES]), decompositions=True)
+        trees = set(tree_questions(stage.inputs[TREES])) - _left_out(settings, stage.context)
+        return judged | Labels.of(trees, decompositions=True)
     return judged
 
 
 STAGE = StageSpec(
-    PRMConfig,
+    PRMStageConfig,
     run_prm,
     (POLICY, PAIRS, TREES),
     (REWARD,),

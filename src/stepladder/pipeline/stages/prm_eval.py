@@ -14,7 +14,8 @@ In: a policy, a reward model, optionally held-out pairs to rank and trees to sco
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +28,8 @@ from stepladder.core.io.files import atomic_folder
 from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import Derived
 from stepladder.core.trace import ActionKind, Question, Trajectory
+from stepladder.data import DATA_SETS, questions_with_relations
+from stepladder.data.atlas import RelationName
 from stepladder.data.sampling import sample_questions
 from stepladder.engines.openai.server_config import POLICY_FILES
 from stepladder.evaluation.prm.calibration import (
@@ -37,6 +40,7 @@ from stepladder.evaluation.prm.calibration import (
     graded_steps,
     pair_accuracy,
 )
+from stepladder.evaluation.prm.equal_outcome import equal_outcome
 from stepladder.evaluation.prm.plots import distributions_svg, reliability_svg
 from stepladder.evaluation.prm.selection import mistake_auc, selection_report
 from stepladder.evaluation.prm.tree_scores import write_tree_scores
@@ -66,6 +70,10 @@ class PRMEvalConfig(Config):
     #: does not use the test.
     split: str = "dev"
     questions: int = Field(default=150, ge=1)
+    #: Examine on the questions, and with the passages, of another world of Atlas: the seed of that world.
+    world_seed: int | None = None
+    #: Only questions of Atlas that use one of these relations.
+    relations: tuple[RelationName, ...] = ()
     #: Episodes per question, and their sampling temperature.
     num_generations: int = Field(default=2, ge=1)
     temperature: float = Field(default=0.8, ge=0)
@@ -80,19 +88,50 @@ class PRMEvalConfig(Config):
     retokenize: bool = False
 
     def inert(self) -> frozenset[str]:
-        """`derived`, unless it is set."""
-        return super().inert() | (frozenset({"derived"}) if self.derived == "unjudged" else frozenset())
+        """`derived`, `world_seed` and `relations`, unless they are set."""
+        unset = {"world_seed": self.world_seed is None, "relations": not self.relations}
+        unset["derived"] = self.derived == "unjudged"
+        return super().inert() | {name for name, is_unset in unset.items() if is_unset}
+
+
+@contextmanager
+def _domain(settings: PRMEvalConfig, context: RunContext) -> Iterator[tuple[RunContext, Sequence[Question]]]:
+    """The context of the world to examine in, and the questions to choose from."""
+    if settings.world_seed is None:
+        yield context, _questions(settings, context)
+        return
+    shared = context.settings
+    if shared.data.name not in DATA_SETS or shared.data.index is not None:
+        raise StepladderError("world_seed of a prm-eval stage needs the data atlas, with the index of its own passages")
+    data = shared.data.model_copy(update={"world_seed": settings.world_seed})
+    with closing(RunContext(shared.model_copy(update={"data": data}), context.console)) as other:
+        yield other, _questions(settings, other)
+
+
+def _questions(settings: PRMEvalConfig, context: RunContext) -> Sequence[Question]:
+    questions, data = context.split(settings.split), context.settings.data
+    if not settings.relations:
+        return questions
+    found = questions_with_relations(data.name, settings.relations, seed=data.world_seed)
+    chosen = [question for question in questions if question.id in found]
+    if not chosen:
+        raise StepladderError(f"no question of the split '{settings.split}' uses {' or '.join(settings.relations)}")
+    return chosen
 
 
 def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> StageResult:
     """Sample episodes, score their steps, compare with the gold judge."""
+    with _domain(settings, context) as (domain, questions):
+        return _examine_on(settings, domain, task, sample_questions(questions, settings.questions, task.seed))
+
+
+def _examine_on(settings: PRMEvalConfig, context: RunContext, task: Task, questions: Sequence[Question]) -> StageResult:
     from stepladder.judges.prm.reward_model import ProcessRewardModel  # imports torch and transformers
 
     shared = context.settings
     prm = ProcessRewardModel.load(
         task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
     )
-    questions = sample_questions(context.split(settings.split), settings.questions, task.seed)
     report_gold(context, questions, labels=True)
     episodes = sampled_episodes(
         context, task, questions, num_generations=settings.num_generations, temperature=settings.temperature
@@ -102,7 +141,7 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         scores = score(episodes)
         steps = graded_steps(episodes, scores, settings.derived)
         of_chains = {name: score(each) for name, each in control.items()}
-        selection = selection_report(steps, episodes, scores)
+        selection = {**selection_report(steps, episodes, scores), "equal_outcome": equal_outcome(steps)}
         chains = {name: graded_steps(each, of_chains[name], settings.derived) for name, each in control.items()}
         detected = {name: mistake_auc(chains["gold"], each) for name, each in chains.items() if name != "gold"}
         # A chain is as good as its worst step.
@@ -189,7 +228,11 @@ def _on_pairs(prm: "ProcessRewardModel", folder: str) -> dict[str, Any]:
 
 def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
     """The split must have gold annotations, and there must be an index if the agent searches, with most of the gold."""
-    questions = context.split(settings.split)
+    with _domain(settings, context) as (domain, questions):
+        _check_domain(settings, domain, questions)
+
+
+def _check_domain(settings: PRMEvalConfig, context: RunContext, questions: Sequence[Question]) -> None:
     if not any(question.hops or question.gold_passages for question in questions):
         raise StepladderError(
             f"no question of the split '{settings.split}' has a gold decomposition or gold passages: the gold judge, "
@@ -275,7 +318,7 @@ STAGE = StageSpec(
     check=check_prm_eval,
     accepts_server=True,
     persistent_files=POLICY_FILES,
-    version=4,  # chains with each kind of mistake
+    version=5,  # steps of episodes with the same outcome
     summarize=summarize,
     labels=no_labels,
 )

@@ -70,9 +70,11 @@ class LedgerReader:
     def __init__(self) -> None:
         self._contexts: dict[DataConfig, RunContext] = {}
 
-    def read(self, run: RunData, stages: Collection[str]) -> Ledger:
-        """What these stages of a run consumed, evaluations excepted."""
-        records = [each for each in run.report.stages if each.name in stages and not _evaluates(each)]
+    def read(self, run: RunData, stages: Collection[str], counted: str | None = None) -> Ledger:
+        """What these stages of a run consumed, evaluations excepted, but for the one that is to be `counted`."""
+        records = [
+            each for each in run.report.stages if each.name in stages and (each.name == counted or not _evaluates(each))
+        ]
         opened = [(each, finished(run, each, self._context(run))) for each in records]
         labels = _known(_labels_of(record, stage) for record, stage in opened)
         questions = _known(_questions_of(record, stage) for record, stage in opened)

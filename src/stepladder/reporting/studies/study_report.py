@@ -71,13 +71,18 @@ def plot(results: StudyResults) -> str | None:
             across=study.x_label,
             up=str(study.estimand),
             subtitle=subtitle,
-            log=True,
+            log=_is_log(results),
             marks={} if start is None else {"initial policy": start},
         )
     curves = {arm.name: arm.curve for arm in results.arms if arm.curve}
     if not 1 <= len(curves) <= len(SERIES):
         return None
     return bands_svg(study.name, curves, across="update", up="F1 on dev questions", subtitle=subtitle)
+
+
+def _is_log(results: StudyResults) -> bool:
+    """Whether the arms are at amounts, of which more or fewer may be needed; a share or a weight may be 0."""
+    return bool(results.study.points) and all(x > 0 for _, x in results.study.points.values())
 
 
 def print_results(console: Console, results: StudyResults) -> None:
@@ -92,7 +97,7 @@ def print_results(console: Console, results: StudyResults) -> None:
     say_line(console, "")
     for line in notes(results):
         say_line(console, line)
-    if study.points:
+    if _is_log(results):
         _print_needed(console, results)
 
 
@@ -129,7 +134,9 @@ def _print_contrasts(console: Console, results: StudyResults) -> None:
 
 def _print_ledger(console: Console, results: StudyResults) -> None:
     """What a run consumed."""
-    say_line(console, "\nConsumed per seed, without evaluations (-: not counted)")
+    counts_it = results.study.budget is not None and results.study.budget.evaluation
+    what = f"with the evaluation {results.study.estimand.stage}" if counts_it else "without evaluations"
+    say_line(console, f"\nConsumed per seed, {what} (-: not counted)")
     shared = {} if results.shared is None else {f"shared, up to {results.study.shared}": results.shared}
     ledgers = {**shared, **{arm.name: arm.ledger for arm in results.arms}}
     for columns in (_LABELS, _COMPUTE):
@@ -155,7 +162,8 @@ def notes(results: StudyResults) -> list[str]:
         lines.append(f"budget not kept: {'; '.join(map(str, found))}")
     else:
         amounts = ", ".join(f"{name.replace('_', ' ')} {amount}" for name, amount in study.budget.amounts().items())
-        lines.append(f"budget kept: {amounts}, within {study.budget.tolerance:.0%}")
+        between = ", between the arms of each contrast" if study.budget.between == "contrasts" else ""
+        lines.append(f"budget kept: {amounts}, within {study.budget.tolerance:.0%}{between}")
     selecting = selecting_stages(study) if study.estimand.last_checkpoints is None else []
     if selecting:
         lines.append(f"selection: {', '.join(selecting)} keeps its best checkpoint by F1 on dev questions")

@@ -76,11 +76,12 @@ class RunReader:
         if (state := _unfinished_state(path, [*shared, *own])) is not None:
             return state
         run = load_run(path)
+        counted = self.study.estimand.stage if self.study.budget and self.study.budget.evaluation else None
         return RunResult(
             estimate(self.study.estimand, run),
-            self.ledgers.read(run, own),
+            self.ledgers.read(run, own, counted),
             self.ledgers.read(run, shared) if shared else None,
-            self.ledgers.read(run, [*shared, *own]),
+            self.ledgers.read(run, [*shared, *own], counted),
             sum(each.seconds for each in run.report.stages if each.name in own),
             sum(each.seconds for each in run.report.stages if each.name in shared),
             self._start(run),

@@ -67,6 +67,11 @@ class Budget(Config):
     Counted are the stages that an arm does not share, evaluations excepted, as means over seeds.
     """
 
+    #: Count the evaluation of the estimand too: in a study of inference it is what the tokens are spent on.
+    evaluation: bool = False
+    #: What `equal` compares: every arm with the baseline, or the two arms of each contrast.
+    between: Literal["baseline", "contrasts"] = "baseline"
+
     updates: Amount | None = None
     episodes: Amount | None = None
     questions: Amount | None = None
@@ -86,7 +91,8 @@ class Budget(Config):
 
     def amounts(self) -> dict[str, Literal["equal"] | float]:
         """The amounts that are stated, by name."""
-        return {name: value for name, value in self if value is not None and name not in ("tolerance", "unequal")}
+        rules = ("evaluation", "between", "tolerance", "unequal")
+        return {name: value for name, value in self if value is not None and name not in rules}
 
 
 class Study(Config):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepladder.evaluation.statistics import LEVEL, Interval
 from stepladder.reporting.studies.study_ledger import Ledger
-from stepladder.reporting.studies.study_results import ContrastResult, StudyResults
+from stepladder.reporting.studies.study_results import ArmResult, ContrastResult, StudyResults
 from stepladder.reporting.studies.study_spec import EQUAL
 from stepladder.reporting.studies.study_statistics import (
     ALPHA,
@@ -33,6 +33,12 @@ class Breach:
     #: None: not counted.
     found: float | None
     expected: float | None
+    #: The contrast that the arms are compared for; None: all of the arm's.
+    contrast: str | None = None
+
+    def concerns(self, contrast: ContrastResult) -> bool:
+        """Whether it is about an arm of this contrast."""
+        return self.arm in (contrast.first, contrast.second) and self.contrast in (None, contrast.name)
 
     def __str__(self) -> str:
         what = _NAMES.get(self.what, self.what)
@@ -44,18 +50,26 @@ class Breach:
 
 def breaches(results: StudyResults) -> list[Breach]:
     """Where the arms did not keep to the budget."""
-    budget, baseline = results.study.budget, results.arm(results.study.baseline)
+    budget = results.study.budget
     found = []
     for what, amount in budget.amounts().items() if budget is not None else ():
-        for arm in results.arms:
-            if not arm.ledgers or (amount == EQUAL and (arm is baseline or not baseline.ledgers)):
+        for arm, other, contrast in _compared(results):
+            if not arm.ledgers or (amount == EQUAL and (arm is other or not other.ledgers)):
                 continue
-            expected = _amount(baseline.ledger, what) if amount == EQUAL else float(amount)
+            expected = _amount(other.ledger, what) if amount == EQUAL else float(amount)
             own = _amount(arm.ledger, what)
             assert budget is not None
             if own is None or expected is None or abs(own - expected) > budget.tolerance * expected:
-                found.append(Breach(arm.name, what, own, expected))
+                found.append(Breach(arm.name, what, own, expected, contrast))
     return found
+
+
+def _compared(results: StudyResults) -> list[tuple[ArmResult, ArmResult, str | None]]:
+    """The arms whose amounts are to be equal, and the contrast for which."""
+    study = results.study
+    if study.budget is None or study.budget.between == "baseline":
+        return [(arm, results.arm(study.baseline), None) for arm in results.arms]
+    return [(results.arm(first), results.arm(second), name) for name, (first, second) in study.contrasts.items()]
 
 
 def _amount(ledger: Ledger, what: str) -> float | None:
@@ -75,7 +89,7 @@ def _verdict(results: StudyResults, contrast: ContrastResult) -> str:
     if waiting := [each for each in results.unfinished if each.arm in pair]:
         seeds = ", ".join(str(seed) for seed in sorted({each.seed for each in waiting}))
         return f"no verdict yet: not all planned runs are finished (missing: seed {seeds})"
-    unequal = [each for each in breaches(results) if each.arm in pair]
+    unequal = [each for each in breaches(results) if each.concerns(contrast)]
     if unequal and study.budget is not None and study.budget.unequal == "no verdict":
         return f"no verdict: the arms are not comparable. {'; '.join(map(str, unequal))}"
     remark = f" The budgets differ: {'; '.join(map(str, unequal))}." if unequal else ""

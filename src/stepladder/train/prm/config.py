@@ -68,6 +68,10 @@ class PRMConfig(TrainingConfig):
     #: Verdicts: kinds of mistakes of `chains` and `corruptions` to train without, to examine whether the model knows
     #: them nevertheless. Mistakes of the policy in trees and episodes are never left out.
     leave_out: tuple[Mistake, ...] = ()
+    #: Share of the labels that are wrong on purpose, chosen with the seed, to see how much noise a judge may have: a
+    #: verdict or value is replaced by 1 minus it, the steps of a pair change sides. Held-out labels too. 0.5: labels
+    #: that say nothing.
+    label_noise: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     #: Score a query with the passages that it found, at the last token of these (ProRAG), and every other step where it
     #: ends. Stored with the reward model. Guided search then retrieves for every candidate. Not for pairs.
     score_after_retrieval: bool = False
@@ -124,6 +128,7 @@ class PRMConfig(TrainingConfig):
         unused = frozenset() if self.episodes else frozenset({"episodes", "num_generations", "temperature"})
         unused |= {"derived"} if self.derived == "unjudged" else frozenset()
         unused |= {"chain_answers"} if self.chain_answers else frozenset()
-        unused |= {name for name in ("leave_out", "score_after_retrieval") if not getattr(self, name)}
+        optional = ("leave_out", "label_noise", "score_after_retrieval")
+        unused |= {name for name in optional if not getattr(self, name)}
         unused |= {"answer_score"} if self.answer_score == "step" else frozenset()
         return super().inert() | unused | {"reencode"}  # which allows, and changes nothing

@@ -4,8 +4,9 @@ In: pairs, trees or trajectories. Out: `PRMExample`s, and batches of them. All p
 which every step is tokenized once. A branch of a tree is one example: one forward pass scores all its steps.
 """
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import torch
@@ -186,6 +187,21 @@ def _valued(
     places = {number: place for place, number in enumerate(numbers)}
     resting = tuple((places[each], tuple(places[number] for number in range(each))) for each in answers)
     return PRMExample(question_id, tuple(kept), values=values, answers=resting)
+
+
+def with_wrong_labels(examples: Iterable[PRMExample], share: float, seed: int) -> list[PRMExample]:
+    """The examples with about this share of their labels reversed: 1 - value, or a pair the other way round."""
+    rng = random.Random(seed)
+
+    def reversed_labels(example: PRMExample) -> PRMExample:
+        pairs = tuple(
+            (worse, better, margin) if rng.random() < share else (better, worse, margin)
+            for better, worse, margin in example.pairs
+        )
+        values = tuple(1 - value if value is not None and rng.random() < share else value for value in example.values)
+        return replace(example, pairs=pairs, values=values)
+
+    return [reversed_labels(example) for example in examples]
 
 
 def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_length: int | None = None) -> PRMBatch:

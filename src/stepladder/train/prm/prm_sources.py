@@ -6,7 +6,7 @@ trajectories, intact and corrupted.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,15 @@ from stepladder.preferences.pair_checks import PairCheck, expect_known_tokens
 from stepladder.preferences.pairs import dev_questions
 from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.prm.config import PRMConfig
-from stepladder.train.prm.prm_data import PRMExample, from_chains, from_pairs, from_trees, gold_verdicts, outcomes
+from stepladder.train.prm.prm_data import (
+    PRMExample,
+    from_chains,
+    from_pairs,
+    from_trees,
+    gold_verdicts,
+    outcomes,
+    with_wrong_labels,
+)
 from stepladder.train.transcripts.sampled_episodes import token_counts
 
 #: Training examples, held-out examples, and counts.
@@ -67,7 +75,9 @@ def pair_examples(
         allowed = {"retokenize": config.retokenize, "reencode": config.reencode}
         checker = PairCheck(context.agent, context.questions, builder.encoding, None, **allowed)
         accepted, dev, counts = checker.check_splits(train, held_out)
-        return from_pairs(accepted, builder, config.margin), from_pairs(dev, builder, config.margin), counts
+        states = (from_pairs(each, builder, config.margin) for each in (accepted, dev))
+        learned, tested = _labelled(config, context.seed, *states)
+        return learned, tested, counts
 
     return make
 
@@ -78,10 +88,18 @@ def tree_examples(
     trees: Trees,
     policy: str | Path,
     sample: Callable[[Sequence[Question]], Sequence[Trajectory]],
+    left_out: Collection[str] = (),
 ) -> ExampleMaker:
-    """The steps of trees, and with `episodes` those of episodes that `sample` generates with the policy."""
+    """The steps of trees, and with `episodes` those of episodes that `sample` generates with the policy.
+
+    `left_out`: the ids of questions whose trees are not used.
+    """
+
+    def used() -> Iterator[Tree]:
+        return (tree for tree in iter_trees(trees) if tree.question.id not in left_out)
+
     explored = []
-    for tree in iter_trees(trees):
+    for tree in used():
         explored.append(tree.question.id)
         written = (node.step.written for node in tree.nodes if node.step is not None)
         expect_known_tokens(written, reencode=config.reencode)
@@ -99,7 +117,7 @@ def tree_examples(
 
     def of_policy(builder: PRMInputBuilder, *, held_out: bool) -> list[PRMExample]:
         """Steps that the policy wrote, of held-out questions or of the others."""
-        explored = (tree for tree in iter_trees(trees) if (tree.question.id in questions.held_out) is held_out)
+        explored = (tree for tree in used() if (tree.question.id in questions.held_out) is held_out)
         own = (each for each in episodes if (each.question.id in questions.held_out) is held_out)
         scored = config.answer_score
         trees_of_policy = from_trees(explored, builder, values_of, scored)
@@ -121,9 +139,21 @@ def tree_examples(
                 "with a gold decomposition or gold passages; values and outcomes need rollouts and finished ends"
             )
         steps, held_out_steps = (sum(example.targets for example in examples) for examples in (train, dev))
-        return train, dev, {**counts, "scored_steps": steps, "held_out_steps": held_out_steps}
+        counts |= {"scored_steps": steps, "held_out_steps": held_out_steps}
+        learned, tested = _labelled(config, context.seed, train, dev)
+        return learned, tested, counts
 
     return make
+
+
+def _labelled(config: PRMConfig, seed: int, *parts: list[PRMExample]) -> list[list[PRMExample]]:
+    """Training and held-out examples, with `label_noise`."""
+    if not config.label_noise:
+        return list(parts)
+    return [
+        with_wrong_labels(examples, config.label_noise, seed_of(seed, "label noise", part))
+        for part, examples in enumerate(parts)
+    ]
 
 
 def _gold_and_corrupted(config: PRMConfig, context: TrainingContext, questions: Sequence[Question]) -> list[Trajectory]:
