@@ -5,7 +5,9 @@
 In: the states of `credit_states.py`, and the run whose policy made them; its reward model, if it has the stage `prm`.
 A draw takes one continuation of each of the four actions of a state: a group of four episodes that share their
 beginning, as GRPO would sample it. An estimator of `train/grpo/credit` gives every step its advantage; that of the step
-that differs is compared with the true advantage, from 64 continuations that no estimator sees.
+that differs is compared with the true advantage, from 64 continuations that no estimator sees. Both are taken relative
+to the mean of the four actions: estimators have different baselines (the group, the value of the state), and what they
+say about the actions against each other is what is compared.
 
 Out: for each estimator
 correlation  with the true advantages, over all states, actions and draws, with a 95% interval from resampled states
@@ -324,6 +326,7 @@ def correlation(estimate_SAD: np.ndarray, truth_SA: np.ndarray) -> float:
 
 def summary(estimate_SAD: np.ndarray, truth_SA: np.ndarray, written: float, read_tokens: float) -> dict[str, Any]:
     """One line of the table."""
+    estimate_SAD = estimate_SAD - estimate_SAD.mean(axis=1, keepdims=True)
     true_SA1 = truth_SA[:, :, None]
     scale = float((estimate_SAD * true_SA1).sum() / max((estimate_SAD**2).sum(), 1e-12))
     scaled = scale * estimate_SAD

@@ -40,12 +40,19 @@ def test_without_a_clear_advantage_no_sign_is_right_or_wrong(benchmark: Any) -> 
     assert benchmark.summary(np.ones((2, 4, 3)), TRUTH / 10, 100.0, 10.0)["sign"] == 0.5
 
 
+def test_a_baseline_of_its_own_does_not_count(benchmark: Any) -> None:
+    found = benchmark.summary(np.repeat(TRUTH[:, :, None] - 3.0, 2, axis=2), TRUTH, 100.0, 10.0)
+    assert found["correlation"] == pytest.approx(1)
+    assert found["bias"] == pytest.approx(0, abs=1e-9)
+
+
 def test_noise_is_deviation_and_not_bias(benchmark: Any) -> None:
     noise = np.random.default_rng(0).normal(0, 0.3, (2, 4, 4000))
     found = benchmark.summary(TRUTH[:, :, None] + noise, TRUTH, 1000.0, 0.0)
-    # The best scale is the share of the squares that is signal.
-    scale = (TRUTH**2).mean() / ((TRUTH**2).mean() + 0.09)
-    assert found["deviation"] == pytest.approx(0.3 * scale, rel=0.02)
+    # Relative to the mean of four actions; the best scale is the share of the squares that is signal.
+    variance = 0.09 * 3 / 4
+    scale = (TRUTH**2).mean() / ((TRUTH**2).mean() + variance)
+    assert found["deviation"] == pytest.approx(variance**0.5 * scale, rel=0.02)
     assert found["bias"] == pytest.approx((1 - scale) * np.sqrt((TRUTH**2).mean()), rel=0.05)
     assert found["cost"] == pytest.approx(found["deviation"] ** 2)
 

@@ -56,6 +56,14 @@ def test_every_state_is_read_with_the_answer_behind_it(agent: object, opening: s
     assert tokens == sum(len(row) + len(opening) + len("Velm") for row in rows)
 
 
+@pytest.mark.parametrize("answer", ["a", "n", "er", "step", "Velm"])
+def test_a_short_answer_is_not_looked_for_in_a_tag(answer: str) -> None:
+    likelihood = AnswerLikelihood(MODEL, ENGINE, make_agent("prorag-brief"), nullcontext)
+    one = replace(EPISODES[0], question=replace(QUESTION, answers=(answer,)))
+    opening, found = likelihood._answer(one)
+    assert (opening.text, found.text) == ("<step></step><answer>", answer)
+
+
 def test_what_an_episode_answered_does_not_matter() -> None:
     one = EPISODES[0]
     last = one.steps[-1]

@@ -80,8 +80,9 @@ def test_every_state_but_the_first_is_continued_and_equal_states_once() -> None:
     own = sum(len(step.written.tokens) for row in found.rows for step in row.trajectory.steps)
     extra = found.metrics["written"].value - own - more
     assert extra in {written([say("Velm")] * right + [say("Oss")] * (6 - right)) for right in range(7)}
-    assert "read" not in found.metrics
+    assert "scored_tokens" not in found.metrics
     assert len(set(answers)) == 2, "an example in which the answers differ"
+    assert found.metrics["continuations"].value == 3 * 2  # of two different states
 
 
 def test_the_question_alone_is_worth_the_mean_of_its_episodes() -> None:
@@ -100,6 +101,19 @@ def test_continuations_do_not_depend_on_how_processes_share_the_questions() -> N
     together = rollouts(Known(), **GAIN, potential="agreement", batch_size=8).generate([QUESTION, other], 0)
     alone = rollouts(Known(), **GAIN, potential="agreement", batch_size=8).generate([other], 0, first=1)
     assert [row.advantages for row in together.rows[4:]] == [row.advantages for row in alone.rows]
+
+
+def test_a_refill_whose_continuations_all_break_goes_on() -> None:
+    def broken(seed: int, state: Trajectory) -> Any:
+        return BackendError("busy")
+
+    source = rollouts(Known(broken), **GAIN, potential="agreement")
+    groups = [[row.trajectory for row in batch(Known(), mode="outcome").rows]]
+    playing = (source.driver, source.agent, source.episode, groups, 0, [0])
+    with pytest.raises(StepladderError, match="busy"):
+        source.evidence.continue_states(*playing)
+    played = source.evidence.continue_states(*playing, is_first=False)
+    assert (played.episodes, played.written, played.read) == (0, 0, 0)
 
 
 def test_a_continuation_that_breaks_is_left_out() -> None:
@@ -125,7 +139,7 @@ def test_the_likelihood_of_answers_is_asked_for_once_and_counted() -> None:
     other = replace(QUESTION, id="q2")
     found = batch(Known(), [QUESTION, other], likelihood=likelihood, **GAIN, potential="likelihood", batch_size=8)
     assert asked == [8]
-    assert found.metrics["read"].value == 123
+    assert found.metrics["scored_tokens"].value == 123
     assert all(row.advantages[0] == pytest.approx(0.3679 - 0.1353, abs=1e-4) for row in found.rows)
     with pytest.raises(StepladderError, match="needs the policy in training"):
         rollouts(Known(), **GAIN, potential="likelihood")
@@ -138,8 +152,8 @@ def test_tokens_that_a_reward_model_reads_are_counted_and_those_of_the_judge_are
 
     found = batch(Known(), judge=Even(), mode="dual")
     episodes = [row.trajectory for row in found.rows]
-    assert found.metrics["read"].value == sum(len(part.tokens) for each in episodes for part in each.context())
-    assert "read" not in batch(Known(), judge=Even(), mode="dual", scorer="gold").metrics
+    assert found.metrics["scored_tokens"].value == sum(len(part.tokens) for each in episodes for part in each.context())
+    assert "scored_tokens" not in batch(Known(), judge=Even(), mode="dual", scorer="gold").metrics
 
 
 def test_recall_needs_nothing_but_the_episodes() -> None:

@@ -37,7 +37,7 @@ def test_every_estimator_trains(tmp_path: Path, mode: dict[str, Any]) -> None:
     assert any(row["grad_norm"] > 0 for row in rows)
     potential = mode.get("potential")
     reads = mode["mode"] in ("process", "dual", "first-error") or potential in ("prm", "likelihood")
-    assert all((row.get("read", 0) > 0) == reads for row in rows)
+    assert all((row.get("scored_tokens", 0) > 0) == reads for row in rows)
     own = [5 * 3 * 8] * len(rows)  # the most that eight episodes of three steps can be
     longer = [row["written"] > most for row, most in zip(rows, own)]
     assert potential in ("monte-carlo", "agreement") or not any(longer)

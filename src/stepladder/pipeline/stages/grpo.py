@@ -59,7 +59,7 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
 
 
 def _reads_gold(settings: GRPOConfig) -> bool:
-    """Whether credit depends on finding gold passages, which the index must therefore have."""
+    """Whether credit reads gold decompositions or passages, which the index must therefore have."""
     by_search = {Need.GOLD_PASSAGES, Need.DISTANCES}
     return bool(by_search & settings.needs) or (settings.scores_steps and settings.scorer == "gold")
 
@@ -108,9 +108,8 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
 
 
 def labels_used(stage: FinishedStage) -> Labels:
-    """The answers, and the decompositions if the gold judge scores the steps."""
-    settings: GRPOConfig = stage.settings
-    return Labels.of(questions_used(stage), decompositions=settings.scores_steps and settings.scorer == "gold")
+    """The answers; and the decompositions or gold passages, if the gold judge or a potential reads them."""
+    return Labels.of(questions_used(stage), decompositions=_reads_gold(stage.settings))
 
 
 STAGE = StageSpec(

@@ -18,6 +18,8 @@ from stepladder.core.trace import Action, ActionKind, Author, Segment, Trajector
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.train.transcripts.selected_logits import token_logps
 
+#: Stands behind an answer to find its place in what an agent writes: a short answer may also occur in a tag.
+_MARK = " 7c1e9"
 #: A row, and how many of its last tokens are the answer.
 _Row = tuple[tuple[int, ...], int]
 
@@ -58,9 +60,11 @@ class AnswerLikelihood:
     def _answer(self, trajectory: Trajectory) -> tuple[Segment, Segment]:
         """What the policy would write before the gold answer, and the answer."""
         answer = trajectory.question.written_answer
-        text = self.agent.write(Action(ActionKind.ANSWER, answer), trajectory)
-        opening, found, _ = text.rpartition(answer)
-        if not found:  # the format writes it in another way
+        text, marked = (
+            self.agent.write(Action(ActionKind.ANSWER, each), trajectory) for each in (answer, f"{answer}{_MARK}")
+        )
+        opening = marked.partition(f"{answer}{_MARK}")[0]
+        if not text.startswith(opening + answer):  # the format writes it in another way
             opening, answer = "", text
         encoded = (self.engine.encode(Segment(Author.POLICY, part)) for part in (opening, answer))
         before, after = encoded

@@ -35,8 +35,10 @@ class Continuations:
 
     #: By group, episode and state.
     found: Sequence[Sequence[Sequence[Sequence[Trajectory]]]] | None = None
-    #: Tokens that the policy wrote for them.
+    #: How many, the tokens that the policy wrote for them, and those that it read.
+    episodes: int = 0
     written: int = 0
+    read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,18 @@ class EvidenceSource:
         self.config, self.scorer, self.likelihood = config, scorer, likelihood
 
     def continue_states(
-        self, driver: Driver, agent: Agent, episode: EpisodeConfig, groups: Groups, seed: int, places: Sequence[int]
+        self,
+        driver: Driver,
+        agent: Agent,
+        episode: EpisodeConfig,
+        groups: Groups,
+        seed: int,
+        places: Sequence[int],
+        *,
+        is_first: bool = True,
     ) -> Continuations:
         """Play on from every state of every episode, if the estimator needs it. `places`: of the groups among all of
-        the update, part of the seed.
+        the update, part of the seed. `is_first`: that all fail is an error, except in the few groups of a refill.
 
         From the question alone the episodes of the group continue. Equal states of a group are continued once.
         """
@@ -86,19 +96,22 @@ class EvidenceSource:
             for key, state in states.items()
             for which in range(count)
         ]
-        played = iter([each.value for each in expect_some(driver.run(jobs))] if jobs else [])
+        outcomes = driver.run(jobs) if jobs else []
+        played = iter([each.value for each in (expect_some(outcomes) if jobs and is_first else outcomes)])
         by_state = {key: [each for _ in range(count) if (each := next(played)) is not None] for key in states}
-        written = sum(
-            len(step.written.tokens)
-            for key, some in by_state.items()
-            for each in some
-            for step in each.steps[len(states[key].steps) :]
-        )
+        steps = [
+            step for key, some in by_state.items() for each in some for step in each.steps[len(states[key].steps) :]
+        ]
         found = [
             [[group, *(by_state[_key(number, each, state)] for state in range(1, len(each.steps)))] for each in group]
             for number, group in zip(places, groups, strict=True)
         ]
-        return Continuations(found, written)
+        return Continuations(
+            found,
+            sum(map(len, by_state.values())),
+            sum(len(step.written.tokens) for step in steps),
+            sum(step.usage.read for step in steps),
+        )
 
     def fetch(self, groups: Groups, nodes: Sequence[Sequence[Sequence[int]]], played: Continuations) -> FetchedEvidence:
         """The evidence of all groups. `nodes`: of trees, by group and episode."""

@@ -154,7 +154,8 @@ class Rollouts:
             sampled, nodes = self._trees(asked, seed, is_first=is_first)
         else:
             sampled = self._samples(asked, seed, is_first=is_first)
-        played = self.evidence.continue_states(self.driver, self.agent, self.episode, sampled, seed, list(asked))
+        playing = (self.driver, self.agent, self.episode, sampled, seed, list(asked))
+        played = self.evidence.continue_states(*playing, is_first=is_first)
         generated = time.monotonic()
         with self.scoring():
             fetched = self.evidence.fetch(sampled, nodes, played)
@@ -176,9 +177,12 @@ class Rollouts:
             "rollout_seconds": Mean(round(sum(each.rollout_seconds for each in rounds), 4), None),
             "scoring_seconds": Mean(round(sum(each.scoring_seconds for each in rounds), 4), None),
         }
-        metrics["written"] = Mean(metrics["written"].total + sum(each.played.written for each in rounds), None)
-        if read := [each.fetched.read for each in rounds if each.fetched.read is not None]:
-            metrics["read"] = Mean(sum(read), None)
+        for name in ("written", "read"):
+            metrics[name] = Mean(metrics[name].total + sum(getattr(each.played, name) for each in rounds), None)
+        if continued := sum(each.played.episodes for each in rounds):
+            metrics["continuations"] = Mean(continued, None)
+        if scored := [each.fetched.read for each in rounds if each.fetched.read is not None]:
+            metrics["scored_tokens"] = Mean(sum(scored), None)
         if logits := [each for own in rounds for each in own.fetched.logits]:
             metrics["step_score"] = Mean.of(map(sigmoid, logits))
         return metrics

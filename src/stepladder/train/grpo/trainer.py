@@ -229,6 +229,11 @@ def _numbers(
         "tokens_sampled": round(sum(row["written"] for row in fresh)),
         # Not counted in the rows of earlier versions.
         "tokens_read": round(sum(row["read"] for row in fresh)) if all("read" in row for row in fresh) else None,
+        **{
+            name: round(sum(row.get(name, 0) for row in fresh))
+            for name in ("continuations", "scored_tokens")
+            if any(name in row for row in fresh)
+        },
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
         "out_of_time": out_of_time(metrics, config),

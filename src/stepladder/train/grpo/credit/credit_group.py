@@ -7,6 +7,9 @@ from stepladder.train.grpo.config import ESTIMATORS, GRPOConfig
 from stepladder.train.grpo.credit.base import CreditedEpisode, EpisodeGroup, Evidence, Need
 from stepladder.train.grpo.credit.rewards import answer_reward, format_reward
 
+#: Smaller advantages are rounding: equal rewards are no signal.
+_ROUNDING = 1e-9
+
 
 def credit_group(
     group: Sequence[Trajectory], settings: GRPOConfig, evidence: Evidence | None = None
@@ -28,6 +31,10 @@ def credit_group(
         else estimator.loss_masks(credited, settings)
     )
     return [
-        CreditedEpisode(trajectory, reward, tuple(float(each) for each in own), tuple(mask))
+        CreditedEpisode(trajectory, reward, tuple(map(_without_rounding, own)), tuple(mask))
         for trajectory, reward, own, mask in zip(group, rewards, advantages, masks, strict=True)
     ]
+
+
+def _without_rounding(advantage: float) -> float:
+    return float(advantage) if abs(advantage) > _ROUNDING else 0.0
