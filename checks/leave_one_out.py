@@ -25,6 +25,7 @@ import numpy as np
 import yaml
 from scipy import stats
 
+from stepladder.core.io.files import atomic_folder
 from stepladder.oracle.control_chains import CHAINS
 from stepladder.oracle.corruptions import CORRUPTIONS
 from stepladder.pipeline.recipe import load_recipe
@@ -77,7 +78,8 @@ def aucs(seed: int, kind: str, folder: Path) -> dict[str, float]:
     trained = base.with_name("-".join(("without", *left_out(kind))))
     run(recipe_for(seed, None), base)
     if not trained.exists():
-        shutil.copytree(base, trained)
+        with atomic_folder(trained) as fresh:
+            shutil.copytree(base, fresh, dirs_exist_ok=True)
     run(recipe_for(seed, kind), trained)
     summary = json.loads((trained / "eval-prm" / "examination" / "summary.json").read_text(encoding="utf-8"))
     found = {name: each.get("faulty_steps") for name, each in summary["chains"].items()}

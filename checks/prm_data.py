@@ -29,6 +29,7 @@ import yaml
 from scipy import stats
 
 from stepladder.core.answer_metrics import score_question
+from stepladder.core.io.files import atomic_folder
 from stepladder.core.trace import Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
@@ -140,7 +141,8 @@ def of_seed(seed: int, variants: Sequence[str], chosen: argparse.Namespace) -> d
         if not result.exists():
             trained = folder / f"variant-{name.replace(', ', '-').replace(' ', '-')}"
             if name != "before" and not trained.exists():
-                shutil.copytree(base, trained)
+                with atomic_folder(trained) as fresh:
+                    shutil.copytree(base, fresh, dirs_exist_ok=True)
             changes = VARIANTS[name] if name != "before" else dict.fromkeys(NEW)
             if changes.get("model") == CRITIC:
                 changes = {**changes, "model": str(chosen.critic.absolute())}
