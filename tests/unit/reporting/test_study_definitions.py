@@ -133,6 +133,32 @@ def test_checkpoints_without_dev_evaluations_have_no_mean(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ({"stages.after.limit": 5}, "stages.after.limit: 3 -> 5"),
+        ({"stages.after.split": "dev"}, 'stages.after.split: "?test"? -> "?dev'),
+        ({"data.world_seed": 1}, "data.world_seed: 0 -> 1"),
+        ({"data.holdout": 9}, "data.holdout: 0 -> 9"),
+    ],
+)
+def test_all_arms_are_measured_on_the_same_questions(tmp_path: Path, override: dict[str, Any], named: str) -> None:
+    arms = {"short": None, "other": override}
+    refused(tmp_path, f"the arm other is measured on other questions than short: .*{named}", arms=arms)
+
+
+def test_arms_may_differ_in_how_they_answer_the_questions(tmp_path: Path) -> None:
+    arms = {"short": None, "other": {"stages.after.temperature": 1, "data.warmup": 9, "search.k": 2}}
+    assert list(prepared(tmp_path, arms=arms).arms) == ["short", "other"]
+
+
+def test_dev_questions_that_are_measured_are_the_same_in_all_arms(tmp_path: Path) -> None:
+    estimand = {"stage": "sft", "metric": "dev_f1", "last_checkpoints": 1}
+    arms = {"short": None, "other": {"stages.sft.dev_questions": 7}}
+    refused(tmp_path, "stages.sft.dev_questions: 60 -> 7", arms=arms, estimand=estimand)
+    assert prepared(tmp_path, arms=arms).shared == "before", "unless they only select a checkpoint"
+
+
 def test_what_the_arms_set_cannot_be_set_for_all(tmp_path: Path) -> None:
     study = find_study(saved(tmp_path))
     for change in ("stages.sft.num_train_epochs=3", "seed=4"):

@@ -12,12 +12,14 @@ from stepladder.agents import name_agent
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.pipeline.fingerprint import changes, flat
 from stepladder.pipeline.recipe import Recipe, Stage, join_override, load_recipe, split_override
-from stepladder.pipeline.stage import EVALUATION
+from stepladder.pipeline.stage import EVALUATION, EXAMINATION
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.studies.study_spec import Study
 
 #: The numbers of an evaluation; the summaries of other stages depend on their settings.
 _OF_EVALUATIONS = ("f1", "em", "validity", "searches", "by_hops", "failed")
+#: Settings of the data that choose dev and test questions.
+_DATA = ("name", "world_seed", "dev", "test", "holdout")
 
 
 def prepare(study: Study, overrides: Sequence[str] = ()) -> Study:
@@ -35,6 +37,7 @@ def prepare(study: Study, overrides: Sequence[str] = ()) -> Study:
     study = study.model_copy(update={"shared": shared, "last": last})
     for arm, recipe in recipes.items():
         _check_estimand(study, arm, recipe, same[: same.index(shared) + 1] if shared else [])
+    _check_questions(study, recipes)
     return study
 
 
@@ -128,7 +131,7 @@ def _check_estimand(study: Study, arm: str, recipe: Recipe, shared: Sequence[str
     estimand, where = study.estimand, f"study {study.name}: estimand"
     if estimand.stage in shared:
         raise StepladderError(f"{where}: the stage {estimand.stage} is the same in all arms (they share {shared[-1]})")
-    stage = next(stage for stage in recipe.stages if stage.name == estimand.stage)
+    stage = stage_of_estimand(study, recipe)
     kind = get_stage(stage.kind)
     if estimand.last_checkpoints is not None:
         if not kind.trains:
@@ -139,6 +142,39 @@ def _check_estimand(study: Study, arm: str, recipe: Recipe, shared: Sequence[str
             )
     elif EVALUATION in kind.outputs and estimand.metric.partition(".")[0] not in _OF_EVALUATIONS:
         raise StepladderError(f"{where}: {unknown_name('metric', estimand.metric, _OF_EVALUATIONS)}")
+
+
+def _check_questions(study: Study, recipes: dict[str, Recipe]) -> None:
+    """All arms are measured on the same questions, else differences would not be paired."""
+    measured = {arm: _measured_on(study, recipe) for arm, recipe in recipes.items()}
+    baseline = measured[study.baseline]
+    for arm, settings in measured.items():
+        if found := changes(baseline, settings):
+            raise StepladderError(
+                f"study {study.name}: the arm {arm} is measured on other questions than {study.baseline}: "
+                f"{'; '.join(found)}. Differences are paired by question: these settings must be the same in all arms"
+            )
+
+
+def _measured_on(study: Study, recipe: Recipe) -> dict[str, Any]:
+    """The settings that choose the questions of the estimand. The world of a reward model's examination may differ."""
+    data, stage = recipe.shared.data, stage_of_estimand(study, recipe)
+    names = _DATA if not data.holdout else (*_DATA, "train")  # held out from it
+    outputs = get_stage(stage.kind).outputs
+    chosen: tuple[str, ...] = ()
+    if EVALUATION in outputs:
+        chosen = ("split", "limit")
+    elif EXAMINATION in outputs:
+        chosen = ("split", "questions")
+    elif study.estimand.metric.startswith("dev_"):
+        chosen = ("dev_questions",)
+    found = {f"data.{name}": getattr(data, name) for name in names}
+    return found | {f"stages.{stage.name}.{name}": getattr(stage.settings, name, None) for name in chosen}
+
+
+def stage_of_estimand(study: Study, recipe: Recipe) -> Stage:
+    """The stage of a recipe that the estimand is read from."""
+    return next(stage for stage in recipe.stages if stage.name == study.estimand.stage)
 
 
 def selecting_stages(study: Study) -> list[str]:
