@@ -2,7 +2,7 @@
 
 In: the run, `FOLDER/seed-N/ARM`. Out: a `RunResult`; or why there is none yet. `keep_result` writes it beside the run,
 as `FOLDER/seed-N/ARM.json`, and deletes the run: the result is all that the study needs, a few kilobytes instead of a
-few hundred megabytes. The folder of such a study can be copied to another machine, where the same command goes on.
+few hundred megabytes. The folder of such a study can be copied to another machine, where the same command resumes.
 """
 
 import math
