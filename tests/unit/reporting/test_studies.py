@@ -7,18 +7,23 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
-from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.reporting.studies import Study
+from stepladder.reporting.studies.study_arms import recipe_of
 from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.study_ledger import _cpu_seconds
 from stepladder.reporting.studies.study_report import PLOT, RESULTS, print_results, write_results
 from stepladder.reporting.studies.study_results import read_results
+from stepladder.reporting.studies.study_run_result import RunReader
 from stepladder.reporting.studies.study_runner import COMMAND, jobs_of, run_jobs, run_study
-from stepladder.reporting.studies.study_spec import SHARED, Budget
+from stepladder.reporting.studies.study_spec import SHARED, Budget, Estimand
 from tests.support.small_study import small_study
 
 
@@ -101,6 +106,45 @@ def test_results_are_enough_to_go_on(study: Study, tmp_path: Path) -> None:
     assert again.unfinished == ()
     assert again.arm("long").values == kept.arm("long").values
     assert not jobs_of(study, copy, 0)
+
+
+@pytest.mark.slow
+def test_a_run_whose_number_cannot_be_read_is_unfinished_and_is_not_deleted(study: Study, tmp_path: Path) -> None:
+    folder, told = tmp_path / "study", StringIO()
+    wrong = study.model_copy(update={"estimand": Estimand(stage="after", metric="by_hops.99.f1")})
+    run_study(wrong, folder, jobs=2, keep="results", console=Console(file=told, width=400))
+    assert "seed-0 long: the run stays as it is: cannot be read: " in told.getvalue()
+    found = read_results(wrong, folder)
+    assert [each.arm for each in found.unfinished] == ["short", "long"]
+    assert "the stage after has no number 'by_hops.99.f1'" in found.unfinished[0].state
+    for arm in ("short", "long", SHARED):
+        assert RunFolder.open(folder / "seed-0" / arm).done("before") is not None
+
+    run_study(study, folder, keep="results", console=Console(file=StringIO()))  # nothing was lost
+    assert read_results(study, folder).unfinished == ()
+
+
+def test_a_damaged_result_is_unfinished_and_its_run_is_not_deleted(study: Study, tmp_path: Path) -> None:
+    run = tmp_path / "seed-0" / "long"
+    run.mkdir(parents=True)
+    (tmp_path / "seed-0" / "long.json").write_text("{")
+    reader = RunReader(study, tmp_path)
+    assert str(reader.read(0, "long")).startswith("cannot be read: ")
+    assert str(reader.keep_result(0, "long")).startswith("cannot be read: ")
+    assert run.is_dir()
+    assert len(read_results(study, tmp_path).unfinished) == 2
+
+
+def test_processor_seconds_are_left_out_where_other_processes_generate(study: Study, tmp_path: Path) -> None:
+    def seconds(**settings: object) -> float | None:
+        recipe = Recipe.read({**recipe_of(study, 0, "long").plain(), **settings})
+        record = StageRecord("sft", "sft", "", {}, {}, cpu_seconds=4.0)
+        report = SimpleNamespace(recipe=recipe, stages=(record,))
+        return _cpu_seconds(SimpleNamespace(report=report), [record])  # type: ignore[arg-type]
+
+    assert seconds() == 4
+    assert seconds(engine="vllm") is None
+    assert seconds(ray={}) is None
 
 
 def waiting_for(tmp_path: Path, study: Study, script: str) -> tuple[list[Job], list[str]]:

@@ -20,6 +20,7 @@ from stepladder.reporting.studies.study_arms import prepare
 from stepladder.reporting.studies.study_json import plain_results
 from stepladder.reporting.studies.study_ledger import Ledger
 from stepladder.reporting.studies.study_power import plan_power, print_power
+from stepladder.reporting.studies.study_registration import Amendment, Registration
 from stepladder.reporting.studies.study_report import notes, plot, print_results
 from stepladder.reporting.studies.study_results import (
     ArmResult,
@@ -280,6 +281,15 @@ def test_results_say_how_they_came_about() -> None:
     assert plain["seconds"] == 12.3
     assert plain["runs"]["seed-0/more"]["commits"] == ["abc", "def with changes"]
     assert "commit abc; Stepladder 0.2.0, commit def with changes (the runs differ)" in printed(found)
+
+
+def test_p_values_after_an_amendment_are_said_to_be_uncorrected() -> None:
+    found = results(study(), {"less": LESS, "more": MORE, "most": MOST})
+    first = Registration("a" * 64, "2025-01-01", "0.2.0", None, {})
+    added = Amendment("too wide", (0, 1), (0, 1, 2, 3, 4), "2025-01-02", "b" * 64)
+    note = "p-values are not corrected for having looked at the results before seeds were added"
+    assert note in printed(replace(found, registration=replace(first, amendments=(added,))))
+    assert note not in printed(replace(found, registration=first))
 
 
 def test_curves_are_compared_over_their_points() -> None:

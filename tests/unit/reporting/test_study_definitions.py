@@ -127,10 +127,81 @@ def test_arms_that_differ_everywhere_share_nothing(tmp_path: Path) -> None:
 
 def test_checkpoints_without_dev_evaluations_have_no_mean(tmp_path: Path) -> None:
     estimand = {"stage": "sft", "metric": "dev_f1", "last_checkpoints": 3}
-    assert str(prepared(tmp_path, estimand=estimand).estimand) == "dev_f1 of sft, mean of its last 3 checkpoints"
+    often = {"stages.sft.eval_steps": 1}
+    assert (
+        str(prepared(tmp_path, estimand=estimand, overrides=often).estimand)
+        == "dev_f1 of sft, mean of its last 3 checkpoints"
+    )
     refused(
         tmp_path, "the arm short has no dev evaluations", estimand=estimand, overrides={"stages.sft.dev_questions": 0}
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ({"stages.after.limit": 5}, "stages.after.limit: 3 -> 5"),
+        ({"stages.after.split": "dev"}, 'stages.after.split: "?test"? -> "?dev'),
+        ({"data.world_seed": 1}, "data.world_seed: 0 -> 1"),
+        ({"data.holdout": 9}, "data.holdout: 0 -> 9"),
+    ],
+)
+def test_all_arms_are_measured_on_the_same_questions(tmp_path: Path, override: dict[str, Any], named: str) -> None:
+    arms = {"short": None, "other": override}
+    refused(tmp_path, f"the arm other is measured on other questions than short: .*{named}", arms=arms)
+
+
+def test_arms_may_differ_in_how_they_answer_the_questions(tmp_path: Path) -> None:
+    arms = {"short": None, "other": {"stages.after.temperature": 1, "data.warmup": 9, "search.k": 2}}
+    assert list(prepared(tmp_path, arms=arms).arms) == ["short", "other"]
+
+
+def test_dev_questions_that_are_measured_are_the_same_in_all_arms(tmp_path: Path) -> None:
+    estimand = {"stage": "sft", "metric": "dev_f1", "last_checkpoints": 1}
+    arms = {"short": None, "other": {"stages.sft.dev_questions": 7}}
+    refused(tmp_path, "stages.sft.dev_questions: 60 -> 7", arms=arms, estimand=estimand)
+    assert prepared(tmp_path, arms=arms).shared == "before", "unless they only select a checkpoint"
+
+
+def test_too_few_checkpoints_are_found_before_training(tmp_path: Path) -> None:
+    estimand = {"stage": "sft", "metric": "dev_f1", "last_checkpoints": 2}
+    refused(tmp_path, "in the arm short the stage sft has at most 1 evaluations", estimand=estimand)
+    assert prepared(tmp_path, estimand=estimand, overrides={"stages.sft.eval_on_start": True}).last == "after"
+    grpo = {"mode": "outcome", "questions": 32, "num_generations": 4, "batch_size": 16, "eval_steps": 5}
+    stages = {"grpo": {**grpo, "num_iterations": 2}, "after": {"kind": "eval"}}  # 8 batches, 16 updates
+    recipe = {**RECIPE, "stages": stages}
+    arms = {"short": None, "long": {"stages.grpo.num_train_epochs": 2}}
+    for count in (4, 5):
+        path = saved(tmp_path, recipe, estimand={**estimand, "stage": "grpo", "last_checkpoints": count}, arms=arms)
+        if count == 4:
+            prepare(find_study(path))
+        else:
+            with pytest.raises(StepladderError, match="in the arm short the stage grpo has at most 4 evaluations"):
+                prepare(find_study(path))
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("by_hops", r"expected by_hops\.2\.f1, .*found 'by_hops'"),
+        ("by_hops.2", r"found 'by_hops\.2'"),
+        ("by_hops.two.f1", r"found 'by_hops\.two\.f1'"),
+        ("f1.median", r"expected f1, or f1\. and one of mean, low, high, found 'f1\.median'"),
+        ("failed.mean", r"expected failed, found 'failed\.mean'"),
+    ],
+)
+def test_a_metric_that_is_no_number_of_an_evaluation_is_refused(tmp_path: Path, metric: str, message: str) -> None:
+    refused(tmp_path, message, estimand={"stage": "after", "metric": metric})
+
+
+@pytest.mark.parametrize("metric", ["em.mean", "by_hops.2.f1", "validity"])
+def test_numbers_of_an_evaluation_have_dots(tmp_path: Path, metric: str) -> None:
+    assert prepared(tmp_path, estimand={"stage": "after", "metric": metric}).estimand.metric == metric
+
+
+def test_unknown_dev_metrics_are_refused(tmp_path: Path) -> None:
+    estimand = {"stage": "sft", "metric": "dev_f2", "last_checkpoints": 1}
+    refused(tmp_path, "unknown metric 'dev_f2'", estimand=estimand)
 
 
 def test_what_the_arms_set_cannot_be_set_for_all(tmp_path: Path) -> None:
@@ -295,6 +366,13 @@ def test_the_arms_of_a_study_of_grpo_differ_in_grpo_alone_and_make_as_many_updat
 # --- the registration ---------------------------------------------------------------------------------------------
 
 
+def started(folder: Path) -> None:
+    """As if a run of a study had started."""
+    run = folder / "seed-0" / "short"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+
+
 def test_a_study_is_registered_once(tmp_path: Path) -> None:
     first = register(prepared(tmp_path), tmp_path / "out")
     assert register(prepared(tmp_path), tmp_path / "out") == first == read_registration(tmp_path / "out")
@@ -319,14 +397,28 @@ def test_a_changed_definition_is_refused_and_the_change_named(
     tmp_path: Path, changes: dict[str, Any], named: str
 ) -> None:
     register(prepared(tmp_path), tmp_path / "out")
+    started(tmp_path / "out")
     before = (tmp_path / "out" / FILE).read_text()
     with pytest.raises(StepladderError, match=f"registered with another definition: .*{named}"):
         register(prepared(tmp_path, **changes), tmp_path / "out")
     assert (tmp_path / "out" / FILE).read_text() == before
 
 
+def test_a_definition_may_change_until_a_run_has_started(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    register(prepared(tmp_path), out)
+    changed = register(prepared(tmp_path, smallest_effect=0.1), out)
+    assert (changed.definition["smallest_effect"], changed.amendments) == (0.1, ())
+    assert read_registration(out) == changed
+    (out / "seed-0").mkdir()
+    (out / "seed-0" / "short.json").write_text("{}")  # a result that was kept without its run
+    with pytest.raises(StepladderError, match="registered with another definition"):
+        register(prepared(tmp_path), out)
+
+
 def test_a_changed_recipe_is_refused(tmp_path: Path) -> None:
     register(prepared(tmp_path), tmp_path / "out")
+    started(tmp_path / "out")
     changed = {**RECIPE, "stages": {**RECIPE["stages"], "sft": {"questions": 5}}}  # type: ignore[dict-item]
     with pytest.raises(StepladderError, match=r"recipe\.stages\.sft\.questions: 4 -> 5"):
         register(prepare(find_study(saved(tmp_path, changed))), tmp_path / "out")
@@ -335,6 +427,7 @@ def test_a_changed_recipe_is_refused(tmp_path: Path) -> None:
 def test_seeds_are_added_with_a_reason_that_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     register(prepared(tmp_path), out)
+    started(out)
     with pytest.raises(StepladderError, match="say why in the file of the study"):
         register(prepared(tmp_path, seeds=7), out)
     first = register(prepared(tmp_path, seeds=7, amended="the interval was too wide"), out)
@@ -352,14 +445,13 @@ def test_seeds_are_added_with_a_reason_that_is_kept(tmp_path: Path) -> None:
 
 
 def test_runs_before_the_registration_are_refused(tmp_path: Path) -> None:
-    run = tmp_path / "out" / "seed-0" / "short"
-    run.mkdir(parents=True)
-    (run / "run.json").write_text("{}")
+    started(tmp_path / "out")
     with pytest.raises(StepladderError, match="was not registered before they started"):
         register(prepared(tmp_path), tmp_path / "out")
 
 
 def test_the_command_refuses_a_changed_study(shell: Shell, tmp_path: Path) -> None:
     register(prepared(tmp_path), tmp_path / "out" / "small")
+    started(tmp_path / "out" / "small")
     said = shell("study", saved(tmp_path, question="Is it?"), "--out", tmp_path / "out", code=2)
     assert "is registered with another definition: question: Is longer better? -> Is it?" in said

@@ -4,6 +4,7 @@ In: a `Study` and overrides of the user. Out: `prepare` resolves which stages ar
 raises an error that names the arm and the setting. `recipe_of` is the recipe of one run.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,12 +13,20 @@ from stepladder.agents import name_agent
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.pipeline.fingerprint import changes, flat
 from stepladder.pipeline.recipe import Recipe, Stage, join_override, load_recipe, split_override
-from stepladder.pipeline.stage import EVALUATION
+from stepladder.pipeline.stage import EVALUATION, EXAMINATION
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.studies.study_spec import Study
+from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.loop.config import PolicyTrainingConfig
 
 #: The numbers of an evaluation; the summaries of other stages depend on their settings.
 _OF_EVALUATIONS = ("f1", "em", "validity", "searches", "by_hops", "failed")
+_OF_INTERVALS = ("mean", "low", "high")
+_OF_HOPS = ("f1", "em", "questions")
+#: Those of dev episodes during training.
+_OF_DEV_EPISODES = ("dev_f1", "dev_em", "dev_failed", "dev_seconds")
+#: Settings of the data that choose dev and test questions.
+_DATA = ("name", "world_seed", "dev", "test", "holdout")
 
 
 def prepare(study: Study, overrides: Sequence[str] = ()) -> Study:
@@ -35,6 +44,7 @@ def prepare(study: Study, overrides: Sequence[str] = ()) -> Study:
     study = study.model_copy(update={"shared": shared, "last": last})
     for arm, recipe in recipes.items():
         _check_estimand(study, arm, recipe, same[: same.index(shared) + 1] if shared else [])
+    _check_questions(study, recipes)
     return study
 
 
@@ -128,17 +138,94 @@ def _check_estimand(study: Study, arm: str, recipe: Recipe, shared: Sequence[str
     estimand, where = study.estimand, f"study {study.name}: estimand"
     if estimand.stage in shared:
         raise StepladderError(f"{where}: the stage {estimand.stage} is the same in all arms (they share {shared[-1]})")
-    stage = next(stage for stage in recipe.stages if stage.name == estimand.stage)
+    stage = stage_of_estimand(study, recipe)
     kind = get_stage(stage.kind)
     if estimand.last_checkpoints is not None:
         if not kind.trains:
             raise StepladderError(f"{where}: last_checkpoints needs a stage that trains; {stage.name} is {stage.kind}")
-        if estimand.metric.startswith("dev_") and getattr(stage.settings, "dev_questions", None) == 0:
+        _check_checkpoints(study, arm, stage)
+    elif EVALUATION in kind.outputs:
+        _check_number(estimand.metric, where)
+
+
+def _check_number(metric: str, where: str) -> None:
+    """The metric is a number of an evaluation: f1, f1.low, by_hops.2.f1."""
+    name, *parts = metric.split(".")
+    if name not in _OF_EVALUATIONS:
+        raise StepladderError(f"{where}: {unknown_name('metric', metric, _OF_EVALUATIONS)}")
+    if name == "by_hops":
+        known = len(parts) == 2 and parts[0].isdecimal() and parts[1] in _OF_HOPS
+        expected = f"by_hops.2.f1, with the number of hops and one of {', '.join(_OF_HOPS)}"
+    elif name in ("f1", "em"):
+        known = not parts or (len(parts) == 1 and parts[0] in _OF_INTERVALS)
+        expected = f"{name}, or {name}. and one of {', '.join(_OF_INTERVALS)}"
+    else:
+        known, expected = not parts, name
+    if not known:
+        raise StepladderError(f"{where}: metric: expected {expected}, found {metric!r}")
+
+
+def _check_checkpoints(study: Study, arm: str, stage: Stage) -> None:
+    """The stage has the metric at enough evaluations, as far as that can be known before it runs."""
+    metric, settings, where = study.estimand.metric, stage.settings, f"study {study.name}: estimand"
+    if not metric.startswith("dev_"):
+        return
+    if getattr(settings, "dev_questions", None) == 0:
+        raise StepladderError(f"{where}: the arm {arm} has no dev evaluations: set stages.{stage.name}.dev_questions")
+    if not isinstance(settings, PolicyTrainingConfig) or stage.kind == "dpo":  # which measure held-out pairs as well
+        return
+    if metric not in _OF_DEV_EPISODES:
+        raise StepladderError(f"{where}: {unknown_name('metric', metric, _OF_DEV_EPISODES)}")
+    most, wanted = _most_evaluations(settings), study.estimand.last_checkpoints
+    if most is not None and wanted is not None and most < wanted:
+        raise StepladderError(
+            f"{where}: the mean of the last {wanted} checkpoints, but in the arm {arm} the stage {stage.name} has at "
+            f"most {most} evaluations: lower stages.{stage.name}.eval_steps, or last_checkpoints"
+        )
+
+
+def _most_evaluations(settings: PolicyTrainingConfig) -> int | None:
+    """No training has more dev evaluations than this; None if the number of its updates is not known before."""
+    start = int(settings.eval_on_start)
+    if isinstance(settings, GRPOConfig):
+        batches = settings.num_train_epochs * settings.questions * settings.num_generations / settings.batch_size
+        per_epoch = max(settings.questions * settings.num_generations // settings.batch_size, 1)
+        every = settings.eval_steps or per_epoch * settings.num_iterations
+        return max(math.ceil(batches * settings.num_iterations / every), 1) + start
+    return None if settings.eval_steps else math.ceil(settings.num_train_epochs) + start
+
+
+def _check_questions(study: Study, recipes: dict[str, Recipe]) -> None:
+    """All arms are measured on the same questions, else differences would not be paired."""
+    measured = {arm: _measured_on(study, recipe) for arm, recipe in recipes.items()}
+    baseline = measured[study.baseline]
+    for arm, settings in measured.items():
+        if found := changes(baseline, settings):
             raise StepladderError(
-                f"{where}: the arm {arm} has no dev evaluations: set stages.{stage.name}.dev_questions"
+                f"study {study.name}: the arm {arm} is measured on other questions than {study.baseline}: "
+                f"{'; '.join(found)}. Differences are paired by question: these settings must be the same in all arms"
             )
-    elif EVALUATION in kind.outputs and estimand.metric.partition(".")[0] not in _OF_EVALUATIONS:
-        raise StepladderError(f"{where}: {unknown_name('metric', estimand.metric, _OF_EVALUATIONS)}")
+
+
+def _measured_on(study: Study, recipe: Recipe) -> dict[str, Any]:
+    """The settings that choose the questions of the estimand. The world of a reward model's examination may differ."""
+    data, stage = recipe.shared.data, stage_of_estimand(study, recipe)
+    names = _DATA if not data.holdout else (*_DATA, "train")  # held out from it
+    outputs = get_stage(stage.kind).outputs
+    chosen: tuple[str, ...] = ()
+    if EVALUATION in outputs:
+        chosen = ("split", "limit")
+    elif EXAMINATION in outputs:
+        chosen = ("split", "questions")
+    elif study.estimand.metric.startswith("dev_"):
+        chosen = ("dev_questions",)
+    found = {f"data.{name}": getattr(data, name) for name in names}
+    return found | {f"stages.{stage.name}.{name}": getattr(stage.settings, name, None) for name in chosen}
+
+
+def stage_of_estimand(study: Study, recipe: Recipe) -> Stage:
+    """The stage of a recipe that the estimand is read from."""
+    return next(stage for stage in recipe.stages if stage.name == study.estimand.stage)
 
 
 def selecting_stages(study: Study) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
+from stepladder.engines.vllm.settings import VLLM_ENGINES
 from stepladder.pipeline.resources import DataConfig, RunContext
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stage import EVALUATION, EXAMINATION, FinishedStage, Labels
@@ -39,7 +40,7 @@ class Ledger:
     tokens_sampled: float | None = None
     #: Tokens that training went over, repeats included.
     tokens_trained: float | None = None
-    #: Wall-clock seconds, those during which a GPU was held, and processor seconds.
+    #: Wall-clock seconds, those during which a GPU was held, and processor seconds of the main process.
     seconds: float | None = None
     gpu_seconds: float | None = None
     cpu_seconds: float | None = None
@@ -91,7 +92,7 @@ class LedgerReader:
             tokens_trained=sum(cost_of(run, each).tokens_trained or 0 for each in records),
             seconds=sum(each.seconds for each in records),
             gpu_seconds=_gpu_seconds(run, records),
-            cpu_seconds=_total(each.cpu_seconds for each in records),
+            cpu_seconds=_cpu_seconds(run, records),
         )
 
     def _context(self, run: RunData) -> RunContext:
@@ -158,6 +159,14 @@ def _gpu_seconds(run: RunData, records: Sequence[StageRecord]) -> float | None:
     if len(kinds) != 1 or None in kinds:
         return None
     return sum(each.seconds for each in records) if True in kinds else 0.0
+
+
+def _cpu_seconds(run: RunData, records: Sequence[StageRecord]) -> float | None:
+    """Processor seconds; None if other processes generated, whose seconds are not recorded."""
+    shared = run.report.recipe.shared
+    if shared.ray is not None or shared.engine in VLLM_ENGINES:
+        return None
+    return _total(each.cpu_seconds for each in records)
 
 
 def _known(values: Iterable[Any]) -> list[Any] | None:

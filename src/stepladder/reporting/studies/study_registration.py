@@ -1,8 +1,8 @@
 """Pre-registration: what a study is going to measure is written down before its first run.
 
 In: a prepared study and its folder. Out: `registration.json` with the definition, its hash, the time and the version of
-the code. A later start with another definition is refused. Seeds may be added if the study says why (`amended`); the
-amendment is kept, and shown with the results.
+the code. Once a run has started, another definition is refused. Seeds may be added if the study says why (`amended`);
+the amendment is kept, and shown with the results.
 """
 
 import json
@@ -90,7 +90,10 @@ def read_registration(folder: Path) -> Registration:
 
 
 def register(study: Study, folder: Path) -> Registration:
-    """Write the definition before the first run; later, check that it is still the same, or amended."""
+    """Write the definition before the first run; later, check that it is still the same, or amended.
+
+    Until a run has started, a changed definition takes the place of the earlier one.
+    """
     now, path = definition(study), folder / FILE
     if not path.exists():
         if runs := sorted(each.parent.parent.name for each in folder.glob("seed-*/*/run.json")):
@@ -102,7 +105,14 @@ def register(study: Study, folder: Path) -> Registration:
     before = read_registration(folder)
     if hash_of(now) == _latest_hash(before):
         return before
+    if not _has_runs(folder):  # the first start failed: nothing was measured yet
+        return _write(path, _new(now))
     return _write(path, _amended(study, now, before, folder))
+
+
+def _has_runs(folder: Path) -> bool:
+    """Whether a run was started in the folder of a study, or its result is kept."""
+    return any(any(folder.glob(pattern)) for pattern in ("seed-*/*/run.json", "seed-*/*.json"))
 
 
 def _new(defined: dict[str, Any]) -> Registration:

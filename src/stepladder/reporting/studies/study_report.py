@@ -182,6 +182,8 @@ def _registered(results: StudyResults) -> list[str]:
     lines = [f"registered {registration.registered}, definition {registration.sha256[:12]}, no exclusions"]
     for each in registration.amendments:
         lines.append(f"amended {each.when}: {len(each.seeds_before)} -> {len(each.seeds)} seeds, because: {each.why}")
+    if registration.amendments:
+        lines.append("p-values are not corrected for having looked at the results before seeds were added")
     return lines
 
 

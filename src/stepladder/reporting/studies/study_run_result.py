@@ -2,7 +2,7 @@
 
 In: the run, `FOLDER/seed-N/ARM`. Out: a `RunResult`; or why there is none yet. `keep_result` writes it beside the run,
 as `FOLDER/seed-N/ARM.json`, and deletes the run: the result is all that the study needs, a few kilobytes instead of a
-few hundred megabytes. The folder of such a study can be copied to another machine, where the same command goes on.
+few hundred megabytes. The folder of such a study can be copied to another machine, where the same command resumes.
 """
 
 import math
@@ -65,7 +65,13 @@ class RunReader:
         self.study, self.folder, self.ledgers = study, folder, LedgerReader()
 
     def read(self, seed: int, arm: str) -> RunResult | str:
-        """The result of a run; or, in words, what it is waiting for."""
+        """The result of a run; or, in words, what it is waiting for, or why it cannot be read."""
+        try:
+            return self._read(seed, arm)
+        except (StepladderError, OSError, KeyError, ValueError) as error:  # ValueError: also what pydantic raises
+            return f"cannot be read: {error}"
+
+    def _read(self, seed: int, arm: str) -> RunResult | str:
         kept = result_file(self.folder, seed, arm)
         if kept.is_file():
             return _ADAPTER.validate_json(kept.read_bytes())
@@ -89,16 +95,24 @@ class RunReader:
             _dev_curve(path / own[0] / "curves.jsonl"),
         )
 
-    def keep_result(self, seed: int, arm: str) -> None:
-        """Write the result of a run, if it is finished, and delete the run; with the last one that which they share."""
-        kept = result_file(self.folder, seed, arm)
-        if not kept.is_file() and not isinstance(found := self.read(seed, arm), str):
-            with atomic_file(kept) as file:
-                file.write(_ADAPTER.dump_json(found, indent=1).decode() + "\n")
-        if kept.is_file():
-            shutil.rmtree(run_folder(self.folder, seed, arm), ignore_errors=True)
+    def keep_result(self, seed: int, arm: str) -> str | None:
+        """Write the result of a run and delete the run; with the last one that which they share.
+
+        A run without a result is not touched; why is returned.
+        """
+        kept, found = result_file(self.folder, seed, arm), self.read(seed, arm)
+        if isinstance(found, str):
+            return found
+        try:
+            if not kept.is_file():
+                with atomic_file(kept) as file:
+                    file.write(_ADAPTER.dump_json(found, indent=1).decode() + "\n")
+        except (StepladderError, OSError) as error:
+            return f"its result cannot be written: {error}"
+        shutil.rmtree(run_folder(self.folder, seed, arm), ignore_errors=True)
         if all(result_file(self.folder, seed, each).is_file() for each in self.study.arms):
             shutil.rmtree(run_folder(self.folder, seed, SHARED), ignore_errors=True)
+        return None
 
     def _start(self, run: RunData) -> float | None:
         study = self.study

@@ -50,17 +50,17 @@ def run_study(
     alone.
     """
     runs = {run_folder(folder, seed, arm): (seed, arm) for seed in study.seed_list for arm in study.arms}
-    reader = RunReader(study, folder)
+    reader, told = RunReader(study, folder), console or Console(stderr=True)
 
     def ended(job: Job) -> None:
-        if keep == "results" and job.folder in runs:
-            reader.keep_result(*runs[job.folder])
+        if keep == "results" and job.folder in runs and (why := reader.keep_result(*runs[job.folder])) is not None:
+            say(told, f"{job.name}: the run stays as it is: {why}")
 
     if keep == "results":
         for each in runs.values():
             reader.keep_result(*each)
     work = [job for seed in study.seed_list for job in jobs_of(study, folder, seed, update)]
-    run_jobs(work, jobs, console or Console(stderr=True), ended=ended)
+    run_jobs(work, jobs, told, ended=ended)
 
 
 def jobs_of(study: Study, folder: Path, seed: int, update: bool = False) -> list[Job]:
