@@ -28,11 +28,11 @@ from stepladder.evaluation.prm.calibration import (
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.pipeline.stages.prm import PRMStageConfig
 from stepladder.pipeline.stages.prm_eval import PRMEvalConfig
 from stepladder.reporting.run_tables import as_json, differences, print_report, stage_summary
 from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.prm.config import PRMConfig
 from stepladder.train.rft.config import RFTConfig
 from tests.support import pretended
 from tests.support.pretended import SUMMARIES, TRAINED, Begin
@@ -79,13 +79,13 @@ def test_options_of_a_reward_model(shell: Shell, begin: Begin) -> None:
         "max_length=99",
     )
     report = shell.json("train", "prm", "--run", run, *given, "--set", "lora.r=2", "--model", "nano")
-    settings = PRMConfig(
+    settings = PRMStageConfig(
         objective="values", num_train_epochs=2, learning_rate=1e-3, lora=LoraConfig(r=2), max_length=99, model="nano"
     )
     assert stage_of(run, "prm").settings == settings
     assert [(stage["name"], stage["trees"]) for stage in report["stages"]] == [("prm", "explore")]
     shell("train", "prm", "--run", run, "--name", "ranks")
-    assert stage_of(run, "ranks").settings == PRMConfig()
+    assert stage_of(run, "ranks").settings == PRMStageConfig()
     assert stage_of(run, "ranks").inputs == {"policy": "sft", "pairs": "pairs"}
 
 
