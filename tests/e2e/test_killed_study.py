@@ -19,6 +19,7 @@ from tests.support.small_study import small_study, small_study_file
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.skipif("STEPLADDER_LONG_TESTS" not in os.environ, reason="takes minutes: set STEPLADDER_LONG_TESTS=1")
 def test_a_killed_study_resumes(tmp_path: Path) -> None:
     file, folder = small_study_file(tmp_path), tmp_path / "out" / "small"
     command = [sys.executable, "-m", "stepladder", "study", str(file), "--out", str(folder.parent), "--json"]

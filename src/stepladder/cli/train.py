@@ -159,7 +159,7 @@ _adds_stage(
     {
         "mode": "Credit: dual (the answer, and each step by the reward model), outcome (the answer only), process "
         "(steps only), first-error (dual up to the first faulty step), gain (how much closer to the answer a step "
-        "leads, by --set potential=...) or tree (each step by the answers below it).",
+        "leads, by a potential) or tree (each step by the answers below it).",
         **_QUESTIONS,
         **_GENERATIONS,
         "beta": "KL coefficient: how close the policy stays to the initial one.",
