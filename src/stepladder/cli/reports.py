@@ -100,7 +100,7 @@ def study_command(
     seeds: Annotated[int | None, option("N", "Number of seeds: 0, 1, 2 ...", "those of the study", min=1)] = None,
     jobs: Annotated[int, option("N", "Concurrent runs, which share cores and GPU.", min=1)] = 1,
     keep: Annotated[
-        Keep, option("WHAT", "What stays of a finished run: runs, or only its results (kilobytes).")
+        Keep, option("WHAT", "What to keep of a finished run: runs, or only results (kilobytes).")
     ] = "runs",
     power: Annotated[
         Path | None,

@@ -121,7 +121,7 @@ def test_a_run_whose_number_cannot_be_read_is_unfinished_and_is_not_deleted(
     shutil.copytree(whole, folder)
     wrong = study.model_copy(update={"estimand": Estimand(stage="after", metric="by_hops.99.f1")})
     run_study(wrong, folder, jobs=2, keep="results", console=Console(file=told, width=400))
-    assert "seed-0 long: the run stays as it is: cannot be read: " in told.getvalue()
+    assert "seed-0 long: the run is kept: cannot be read: " in told.getvalue()
     found = read_results(wrong, folder)
     assert [each.arm for each in found.unfinished] == ["short", "long"]
     assert "the stage after has no number 'by_hops.99.f1'" in found.unfinished[0].state

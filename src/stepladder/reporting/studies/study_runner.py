@@ -27,7 +27,7 @@ from stepladder.reporting.studies.study_job import ERROR, Job
 from stepladder.reporting.studies.study_run_result import RunReader, result_file, run_folder
 from stepladder.reporting.studies.study_spec import SHARED, Study
 
-#: What stays of a finished run.
+#: What is kept of a finished run.
 Keep = Literal["runs", "results"]
 #: Command that runs a job. -P: modules in the current folder, which may be downloaded, are not imported.
 COMMAND = (sys.executable, "-P", "-m", "stepladder.reporting.studies.study_job")
@@ -50,17 +50,17 @@ def run_study(
     alone.
     """
     runs = {run_folder(folder, seed, arm): (seed, arm) for seed in study.seed_list for arm in study.arms}
-    reader, told = RunReader(study, folder), console or Console(stderr=True)
+    reader, log = RunReader(study, folder), console or Console(stderr=True)
 
     def ended(job: Job) -> None:
         if keep == "results" and job.folder in runs and (why := reader.keep_result(*runs[job.folder])) is not None:
-            say(told, f"{job.name}: the run stays as it is: {why}")
+            say(log, f"{job.name}: the run is kept: {why}")
 
     if keep == "results":
         for each in runs.values():
             reader.keep_result(*each)
     work = [job for seed in study.seed_list for job in jobs_of(study, folder, seed, update)]
-    run_jobs(work, jobs, told, ended=ended)
+    run_jobs(work, jobs, log, ended=ended)
 
 
 def jobs_of(study: Study, folder: Path, seed: int, update: bool = False) -> list[Job]:

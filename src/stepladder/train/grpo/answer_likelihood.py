@@ -18,7 +18,7 @@ from stepladder.core.trace import Action, ActionKind, Author, Segment, Trajector
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.train.transcripts.selected_logits import token_logps
 
-#: Stands behind an answer to find its place in what an agent writes: a short answer may also occur in a tag.
+#: Appended to an answer to find where an agent writes it: a short answer may also occur in a tag.
 _MARK = " 7c1e9"
 #: A row, and how many of its last tokens are the answer.
 _Row = tuple[tuple[int, ...], int]

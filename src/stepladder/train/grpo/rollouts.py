@@ -154,16 +154,16 @@ class Rollouts:
             sampled, nodes = self._trees(asked, seed, is_first=is_first)
         else:
             sampled = self._samples(asked, seed, is_first=is_first)
-        playing = (self.driver, self.agent, self.episode, sampled, seed, list(asked))
-        played = self.evidence.continue_states(*playing, is_first=is_first)
+        arguments = (self.driver, self.agent, self.episode, sampled, seed, list(asked))
+        continued = self.evidence.continue_states(*arguments, is_first=is_first)
         generated = time.monotonic()
         with self.scoring():
-            fetched = self.evidence.fetch(sampled, nodes, played)
+            fetched = self.evidence.fetch(sampled, nodes, continued)
         groups = [
             credit_group(group, self.config, evidence) if group else []
             for group, evidence in zip(sampled, fetched.groups, strict=True)
         ]
-        return _Round(groups, played, fetched, generated - started, time.monotonic() - generated)
+        return _Round(groups, continued, fetched, generated - started, time.monotonic() - generated)
 
     def _metrics(self, rounds: Sequence["_Round"]) -> dict[str, Mean]:
         """Over all episodes. Without those of replaced groups, which all succeed or all fail, means would be biased."""
@@ -178,9 +178,9 @@ class Rollouts:
             "scoring_seconds": Mean(round(sum(each.scoring_seconds for each in rounds), 4), None),
         }
         for name in ("written", "read"):
-            metrics[name] = Mean(metrics[name].total + sum(getattr(each.played, name) for each in rounds), None)
-        if continued := sum(each.played.episodes for each in rounds):
-            metrics["continuations"] = Mean(continued, None)
+            metrics[name] = Mean(metrics[name].total + sum(getattr(each.continued, name) for each in rounds), None)
+        if count := sum(each.continued.episodes for each in rounds):
+            metrics["continuations"] = Mean(count, None)
         if scored := [each.fetched.read for each in rounds if each.fetched.read is not None]:
             metrics["scored_tokens"] = Mean(sum(scored), None)
         if logits := [each for own in rounds for each in own.fetched.logits]:
@@ -245,7 +245,7 @@ class _Round:
 
     groups: list[list[CreditedEpisode]]
     #: Episodes that continue from states of these, and the evidence of all groups.
-    played: Continuations
+    continued: Continuations
     fetched: FetchedEvidence
     rollout_seconds: float
     scoring_seconds: float
