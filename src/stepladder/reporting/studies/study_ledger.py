@@ -120,7 +120,7 @@ def _unless_deleted(read: Callable[[], Value]) -> Value | None:
     """What is read, None if the data or the trees that it needs are gone."""
     try:
         return read()
-    except (StepladderError, OSError, KeyError, ValueError):
+    except (StepladderError, OSError):
         return None
 
 
