@@ -1,13 +1,13 @@
 """What a process reward model learns from which data: nano on Atlas, several seeds, one change at a time.
 
-    python checks/prm_data.py --out DIR [--seeds 0 1 2] [--before OTHER/src] [--variant chains ...]
+    python checks/prm_data.py --out DIR [--seeds 0 1 2] [--before OTHER/src] [--variant chains ...] [--split test]
 
 `--critic` names another start of the reward models than nano-critic, for the variants of that name:
 `python -m pretrain.train --critic src/stepladder/models/nano --chains 0.3 ...` makes one.
 
 For every seed, the stages sft, explore and pairs of the recipe prorag-nano are run once. Then a reward model is trained
-for each variant, and all of them score the same episodes: 8 at temperature 1 of each of 60 dev questions. Printed are
-AUCs against the gold judge and the F1 of the episode with the best score, as means over seeds with 95% intervals.
+for each variant, and all of them score the same episodes: 8 of each of 100 questions at three temperatures. Printed are
+AUCs against the gold judge at temperature 1, and the F1 of the chosen episode, as means over seeds with 95% intervals.
 
 Everything is kept in DIR: the same command resumes. `--before` trains the first variant with other code.
 """
@@ -18,7 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -40,9 +40,12 @@ from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.train.transcripts.sampled_episodes import sample_episodes
 
-QUESTIONS, EPISODES = 60, 8
+QUESTIONS, EPISODES = 100, 8
+#: The first one is what AUCs are measured at.
+TEMPERATURES = (1.0, 0.7, 0.5)
 #: In place of the model of --critic.
 CRITIC = "CRITIC"
+MANY: dict[str, Any] = {"episodes": 512, "num_generations": 8}
 #: Overrides of the stage prm.
 VARIANTS: dict[str, dict[str, Any]] = {
     "before": {},
@@ -50,32 +53,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chains, answers masked": {"chain_answers": False},
     "chains, episodes": {"episodes": 80},
     "chains, answers masked, episodes": {"chain_answers": False, "episodes": 80},
-    "chains, many episodes": {"episodes": 160, "num_generations": 4, "num_train_epochs": 2},
     "chains, least": {"answer_score": "least"},
     "chains, episodes, least": {"episodes": 80, "answer_score": "least"},
     "chains, episodes, after retrieval": {"episodes": 80, "score_after_retrieval": True},
+    "chains, many episodes": MANY,
+    "chains, many episodes, least": {**MANY, "answer_score": "least"},
     "critic": {"model": CRITIC},
     "critic, episodes": {"model": CRITIC, "episodes": 80},
     "critic, episodes, least": {"model": CRITIC, "episodes": 80, "answer_score": "least"},
-    "critic, many episodes, least": {
-        "model": CRITIC, "episodes": 256, "num_generations": 8, "answer_score": "least"
-    },
+    "critic, many episodes": {**MANY, "model": CRITIC},
+    "critic, many episodes, least": {**MANY, "model": CRITIC, "answer_score": "least"},
 }  # fmt: skip
 #: Settings that other code may not know.
-NEW = ("chain_answers", "answer_score", "score_after_retrieval", "leave_out")
+NEW = ("chain_answers", "answer_score", "score_after_retrieval", "leave_out", "label_noise", "leave_out_relations")
 #: Columns: title, and where to find it in a result.
 COLUMNS = {
     "AUC": ("auc", "mean"),
     "answers": ("answers", "auc", "mean"),
     "difficulty": ("answers", "difficulty", "mean"),
     "peers": ("peers", "all", "mean"),
-    "greedy F1": ("greedy",),
-    "random": ("best_of", "random", "mean"),
-    "last": ("best_of", "last", "mean"),
-    "least": ("best_of", "least", "mean"),
-    "mean": ("best_of", "mean", "mean"),
-    "oracle": ("best_of", "oracle", "mean"),
 }
+#: The same for every temperature.
+CHOICES = ("greedy", "random", "vote", "last", "least", "mean", "weighted", "oracle")
 
 
 def write_recipe(path: Path, seed: int, changes: dict[str, Any] | None) -> Path:
@@ -102,30 +101,34 @@ def run(recipe: Path, folder: Path, source: Path | None = None) -> None:
         raise SystemExit(f"{folder}: {done.stderr[-2000:] or done.stdout[-2000:]}")
 
 
-def sample(recipe: Path, policy: Path, folder: Path) -> tuple[list[Trajectory], float]:
-    """The sampled episodes of the dev questions, and the F1 of greedy ones."""
+def sample(recipe: Path, policy: Path, folder: Path, split: str) -> tuple[dict[float, list[Trajectory]], float]:
+    """Sampled episodes of the questions by temperature, and the F1 of greedy ones."""
     loaded = load_recipe(str(recipe))
     context, seed = RunContext(loaded.shared), loaded.seed
-    questions, config = sample_questions(context.split("dev"), QUESTIONS, seed), context.episode()
+    questions, config = sample_questions(context.split(split), QUESTIONS, seed), context.episode()
     with context.engine(str(policy)) as engine:
 
-        def of(name: str, temperature: float, count: int) -> list[Trajectory]:
+        def of(temperature: float, count: int) -> list[Trajectory]:
             settings = replace(config, sampling=replace(config.sampling, temperature=temperature))
-            driver = Driver(engine, context.retriever)
-            return sample_episodes(
-                folder / name, driver, context.agent, questions, settings, num_generations=count, seed=seed
-            )
+            driver, kept = Driver(engine, context.retriever), folder / f"{split}-{temperature:g}"
+            return sample_episodes(kept, driver, context.agent, questions, settings, num_generations=count, seed=seed)
 
-        greedy, sampled = of("greedy", 0.0, 1), of("sampled", 1.0, EPISODES)
+        greedy, sampled = of(0.0, 1), {each: of(each, EPISODES) for each in TEMPERATURES}
     f1 = [score_question(each.answer, each.question).f1 for each in greedy]
     return sampled, float(np.mean(f1))
 
 
-def examine(reward: Path, episodes: Sequence[Trajectory]) -> dict[str, Any]:
+def examine(reward: Path, episodes: Mapping[float, Sequence[Trajectory]]) -> dict[str, Any]:
     """The numbers of a reward model on these episodes."""
-    scores = ProcessRewardModel.load(str(reward), dtype="fp32").score_logits(episodes)
-    steps = graded_steps(episodes, scores)
-    return {**gold_agreement(steps), **selection_report(steps, episodes, scores)}
+    model = ProcessRewardModel.load(str(reward), dtype="fp32")
+    found: dict[str, Any] = {}
+    for temperature, played in episodes.items():
+        scores = model.score_logits(played)
+        steps = graded_steps(played, scores)
+        report = selection_report(steps, played, scores)
+        found = found or {**gold_agreement(steps), **report}
+        found[f"best_of, T = {temperature:g}"] = report["best_of"]
+    return found
 
 
 def of_seed(seed: int, variants: Sequence[str], chosen: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -134,10 +137,11 @@ def of_seed(seed: int, variants: Sequence[str], chosen: argparse.Namespace) -> d
     base = folder / "base"
     recipe = write_recipe(folder / "base.yaml", seed, None)
     run(recipe, base)
-    episodes, greedy = sample(recipe, base / "sft" / "policy", folder)
+    episodes, greedy = sample(recipe, base / "sft" / "policy", folder, chosen.split)
     found = {}
     for number, name in enumerate(variants):
-        result = folder / f"{name}.json"
+        result = folder / chosen.split / f"{name}.json"
+        result.parent.mkdir(exist_ok=True)
         if not result.exists():
             trained = folder / f"variant-{name.replace(', ', '-').replace(' ', '-')}"
             if name != "before" and not trained.exists():
@@ -158,10 +162,20 @@ def of_seed(seed: int, variants: Sequence[str], chosen: argparse.Namespace) -> d
     return found
 
 
+def columns() -> dict[str, tuple[str, ...]]:
+    """All columns."""
+    found = dict(COLUMNS)
+    for temperature in TEMPERATURES:
+        for name in CHOICES:
+            path = ("greedy",) if name == "greedy" else (f"best_of, T = {temperature:g}", name, "mean")
+            found[f"{name} {temperature:g}"] = path
+    return found
+
+
 def row_of(results: Sequence[dict[str, Any]]) -> str:
     """Means over seeds, with intervals from two seeds on."""
     cells = []
-    for title, path in COLUMNS.items():
+    for title, path in columns().items():
         values = [float(reduce(lambda part, key: part[key], path, each)) for each in results]  # type: ignore[arg-type]
         mean = float(np.mean(values))
         half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5 if values[1:] else 0.0
@@ -175,6 +189,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--before", type=Path, help="the src folder of other code, for the variant 'before'")
     parser.add_argument("--critic", type=Path, help="a model folder, for the variants with a critic")
+    parser.add_argument("--split", default="dev", help="whose questions the episodes are of")
     parser.add_argument("--variant", action="append", choices=list(VARIANTS), help="default: all")
     chosen = parser.parse_args()
     names = [

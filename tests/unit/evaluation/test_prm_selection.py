@@ -53,9 +53,22 @@ def test_the_best_of_several_episodes_is_chosen_by_score() -> None:
     assert found is not None
     means = {name: each["mean"] for name, each in found.items() if isinstance(each, dict)}
     # The third has no answer, so it is never chosen.
-    assert means == {"last": 0.0, "least": 1.0, "mean": 1.0, "random": pytest.approx(1 / 3), "oracle": 1.0}
+    assert means == {
+        "last": 0.0, "least": 1.0, "mean": 1.0, "vote": 1.0, "weighted": 1.0,
+        "random": pytest.approx(1 / 3), "oracle": 1.0,
+    }  # fmt: skip
     assert (found["questions"], found["episodes"]) == (1, 3)
     assert best_of([right], [[1.0]]) is None
+
+
+@pytest.mark.parametrize(("logit_of_wrong", "chosen"), [(1.0, 1.0), (3.0, 0.0)])
+def test_a_weighted_vote_multiplies_probability_and_count(logit_of_wrong: float, chosen: float) -> None:
+    right, wrong = trajectory("Velm"), trajectory("Oss")
+    # Twice 0.41 is more than 0.73, and less than 0.95.
+    found = best_of([wrong, right, trajectory("velm.")], [[logit_of_wrong], [-2.0], [-0.364]])
+    assert found is not None
+    assert (found["vote"]["mean"], found["weighted"]["mean"]) == (1.0, chosen)
+    assert found["least"]["mean"] == 0.0
 
 
 def test_answers_after_a_fault_are_counted_apart() -> None:

@@ -8,28 +8,35 @@ good from faulty steps where a policy can choose. `peer_auc` is of the third alo
 alone would give: it predicts an answer from how often the other episodes of the question were right.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
-from stepladder.core.answer_metrics import score_question
+from stepladder.core.answer_metrics import normalize, score_question
+from stepladder.core.step_scorer import sigmoid
 from stepladder.core.trace import ActionKind, Trajectory
 from stepladder.evaluation.prm.calibration import GradedStep
 from stepladder.evaluation.prm.ranking import auc_interval
 from stepladder.evaluation.statistics import mean_interval, pooled_share
 
 ANSWER = ActionKind.ANSWER.value
-#: An episode: its F1, whether it ends with an answer, the scores of its steps.
-Scored = tuple[float, bool, Sequence[float]]
 #: How the scores of the steps of an episode become one score.
 EPISODE_SCORES: Mapping[str, Callable[[Sequence[float]], float]] = {
     "last": lambda scores: scores[-1],
     "least": min,
     "mean": fmean,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    f1: float
+    #: Equal for answers that count as the same; None without an answer.
+    answer: str | None
+    scores: Sequence[float]
 
 
 def selection_report(
@@ -113,24 +120,29 @@ def _answers(answers: Sequence[GradedStep], after_fault: bool) -> dict[str, Any]
 
 
 def best_of(trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]]) -> dict[str, Any] | None:
-    """F1 of the episode that is chosen of all episodes of a question, by each of `EPISODE_SCORES`.
+    """F1 of the episode that is chosen of all episodes of a question, by each of `EPISODE_SCORES`. `scores`: logits.
 
-    `random` is what choosing at random gives, `oracle` the best one by F1. An episode without an answer is never
-    chosen if there is another. None without a question that has several episodes and a known answer.
+    `weighted` chooses as guided inference with `strategy: trajectories` and `weighted: true`: by the probability of the
+    lowest score times the number of episodes with the same answer. For comparison: `random` is what choosing at random
+    gives, `vote` the most frequent answer, `oracle` the best one by F1. An episode without an answer is never chosen if
+    there is another. None without a question that has several episodes and a known answer.
     """
-    episodes: dict[str, list[Scored]] = defaultdict(list)
+    episodes: dict[str, list[_Episode]] = defaultdict(list)
     for trajectory, found in zip(trajectories, scores, strict=True):
         if trajectory.question.answers and found:
             f1 = score_question(trajectory.answer, trajectory.question).f1
-            episodes[trajectory.question.id].append((f1, trajectory.answer is not None, found))
+            answer = None if trajectory.answer is None else normalize(trajectory.answer) or trajectory.answer
+            episodes[trajectory.question.id].append(_Episode(f1, answer, found))
     several = [each for each in episodes.values() if len(each) > 1]
     if not several:
         return None
     chosen = {
-        name: [max(same, key=partial(_rank, score))[0] for same in several] for name, score in EPISODE_SCORES.items()
+        name: [_chosen(same, partial(_own_score, score)) for same in several] for name, score in EPISODE_SCORES.items()
     }
-    chosen["random"] = [fmean(f1 for f1, _, _ in same) for same in several]
-    chosen["oracle"] = [max(f1 for f1, _, _ in same) for same in several]
+    chosen["vote"] = [_voted(same, lambda _: 1.0) for same in several]
+    chosen["weighted"] = [_voted(same, lambda each: sigmoid(min(each.scores))) for same in several]
+    chosen["random"] = [fmean(each.f1 for each in same) for same in several]
+    chosen["oracle"] = [max(each.f1 for each in same) for same in several]
     sizes = {len(each) for each in several}
     return {
         "questions": len(several),
@@ -139,6 +151,15 @@ def best_of(trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]
     }
 
 
-def _rank(score: Callable[[Sequence[float]], float], episode: Scored) -> tuple[bool, float]:
-    _, answered, scores = episode
-    return answered, score(scores)
+def _own_score(score: Callable[[Sequence[float]], float], episode: _Episode) -> float:
+    return score(episode.scores)
+
+
+def _chosen(episodes: Sequence[_Episode], rank: Callable[[_Episode], float]) -> float:
+    """F1 of the first episode with the highest rank."""
+    return max(episodes, key=lambda each: (each.answer is not None, rank(each))).f1
+
+
+def _voted(episodes: Sequence[_Episode], weight: Callable[[_Episode], float]) -> float:
+    counts = Counter(each.answer for each in episodes)
+    return _chosen(episodes, lambda each: counts[each.answer] * weight(each))
