@@ -94,7 +94,7 @@ def run(recipe: Path, folder: Path, source: Path | None = None) -> None:
     """Run all stages in a process of their own, with the code of `source`."""
     environment = dict(os.environ)
     if source is not None:
-        environment["PYTHONPATH"] = str(source.absolute())
+        environment["PYTHONPATH"] = os.pathsep.join([str(source.absolute()), os.environ.get("PYTHONPATH", "")])
     words = [sys.executable, "-m", "stepladder", "run", str(recipe), "--out", str(folder)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -136,7 +136,8 @@ def of_seed(seed: int, variants: Sequence[str], chosen: argparse.Namespace) -> d
     folder = chosen.out / f"seed-{seed}"
     base = folder / "base"
     recipe = write_recipe(folder / "base.yaml", seed, None)
-    run(recipe, base)
+    if not (base / "pairs" / "stage.json").exists():
+        run(recipe, base)
     episodes, greedy = sample(recipe, base / "sft" / "policy", folder, chosen.split)
     found = {}
     for number, name in enumerate(variants):
