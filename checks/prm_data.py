@@ -58,6 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chains, episodes, after retrieval": {"episodes": 80, "score_after_retrieval": True},
     "chains, many episodes": MANY,
     "chains, many episodes, least": {**MANY, "answer_score": "least"},
+    "chains, most episodes, least": {"episodes": 800, "num_generations": 8, "answer_score": "least"},
     "critic": {"model": CRITIC},
     "critic, episodes": {"model": CRITIC, "episodes": 80},
     "critic, episodes, least": {"model": CRITIC, "episodes": 80, "answer_score": "least"},
