@@ -296,7 +296,7 @@ def test_the_arms_of_a_study_with_a_token_budget_all_spend_it(name: str) -> None
     trained = [each for each in settings if isinstance(each, GRPOConfig)]
     assert {each.token_budget for each in trained} == {700_000}
     for each in trained:
-        # data-efficiency: 4,096 episodes of outcome rewards had 0.56 million tokens; shorter ones may have half of that.
+        # data-efficiency: 4,096 episodes of outcome rewards had 0.56 million tokens; shorter ones may have half.
         assert each.num_train_epochs * each.questions * each.num_generations >= 2 * 5_100
         assert each.lr_scheduler_type == "constant"
         assert not each.monitors.stop
