@@ -28,8 +28,6 @@ _STATE = {"adafactor": 0.1, "sgd": 0.0, "adagrad": 4.0, "rmsprop": 4.0, "lion_32
 _PREFIX_SHARE, _PREFIX_MOST = 0.1, 4 * GIB
 #: Bytes that the cache has on a CPU, relative to those of the whole context of every request.
 _CACHED = 1.35
-#: What torch's allocator keeps on a GPU, relative to activations: batches of other sizes leave gaps.
-_GAPS = 1.8
 #: Buffers of a backward pass on a CPU.
 _BUFFERS = 0.25e9
 
@@ -187,15 +185,9 @@ def training_memory(
         memory.generating = _engine_memory(shape, work, setup, shared.batch_size, used)
     assert work.training is not None
     memory.training = _activations(shape, work.training, setup, settings, kind, used)
-    if not setup.cluster.is_cpu:
-        # The allocator keeps what it had, as long as there is room: gaps, and the KV cache of evaluations.
+    if kind == "grpo" and not setup.cluster.is_cpu:  # it needs its KV cache all the time
         least, expected = memory.training
-        if kind == "grpo":  # it needs its KV cache all the time
-            least += memory.generating[0]
-        room = setup.cluster.memory - used
-        # The engine that makes episodes for a reward model is closed before training.
-        kept = 0.0 if kind == "prm" else memory.generating[1]
-        memory.training = least, max(min(_GAPS * expected + kept, room), expected)
+        memory.training = least + memory.generating[0], expected
     return memory
 
 
