@@ -7,10 +7,12 @@ A draw takes one continuation of each of the four actions of a state: a group of
 beginning, as GRPO would sample it. An estimator of `train/grpo/credit` gives every step its advantage; that of the step
 that differs is compared with the true advantage, from 64 continuations that no estimator sees. Both are taken relative
 to the mean of the four actions: estimators have different baselines (the group, the value of the state), and what they
-say about the actions against each other is what is compared.
+say about the actions against each other is what is compared. The column `raw` leaves the estimates as they are: one
+that is too low, or too high, for all actions of a state correlates less.
 
 Out: for each estimator
 correlation  with the true advantages, over all states, actions and draws, with a 95% interval from resampled states
+raw          the correlation of the estimates as they are
 sign         share of the actions with a true advantage beyond +-0.1 whose sign is right; 0 counts as half
 bias         root mean square of what remains if the draws of an action are averaged, after the best scale
 deviation    standard deviation of the draws of an action, at the same scale
@@ -56,20 +58,20 @@ from stepladder.train.grpo.credit.credit_group import credit_group
 TRUE = 64
 #: Settings of `grpo` by the name of the line. `k`: further continuations of each state that the estimator needs.
 GAIN: dict[str, Any] = {"mode": "gain", "outcome_weight": 0.0, "process_weight": 1.0}
+#: As in the recipes of nano. Without `min_std`, differences of 0.00001 between scores would be scaled up.
+PEERS: dict[str, Any] = {"normalize": "peers", "min_std": 0.3}
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "outcome": {"mode": "outcome"},
     "tree, 2 leaves per action": {"mode": "tree", "leaves": 2},
     "tree, 4 leaves per action": {"mode": "tree", "leaves": 4},
-    "process, gold": {"mode": "process", "scorer": "gold", "normalize": "peers"},
-    "process, PRM": {"mode": "process", "normalize": "peers"},
-    "dual, gold, weight 1": {"mode": "dual", "scorer": "gold", "normalize": "peers", "process_weight": 1.0},
+    "process, gold": {"mode": "process", "scorer": "gold", **PEERS},
+    "process, PRM": {"mode": "process", **PEERS},
+    "dual, gold, weight 1": {"mode": "dual", "scorer": "gold", "process_weight": 1.0, **PEERS},
     "dual, PRM, tokens, weight 0.3 (ProRAG)": {"mode": "dual"},
     "dual, PRM, steps, weight 0.3": {"mode": "dual", "normalize": "steps"},
-    "dual, PRM, peers, weight 1": {"mode": "dual", "normalize": "peers", "process_weight": 1.0},
-    "first-error, gold, weight 1": {
-        "mode": "first-error", "scorer": "gold", "normalize": "peers", "process_weight": 1.0,
-    },
-    "first-error, PRM, weight 1": {"mode": "first-error", "normalize": "peers", "process_weight": 1.0},
+    "dual, PRM, peers, weight 1": {"mode": "dual", "process_weight": 1.0, **PEERS},
+    "first-error, gold, weight 1": {"mode": "first-error", "scorer": "gold", "process_weight": 1.0, **PEERS},
+    "first-error, PRM, weight 1": {"mode": "first-error", "process_weight": 1.0, **PEERS},
     "gain: PRM": {**GAIN, "potential": "prm"},
     "gain: recall": {**GAIN, "potential": "recall"},
     "gain: graph": {**GAIN, "potential": "graph"},
@@ -295,13 +297,18 @@ def cost(state: State, drawn: Draw, settings: GRPOConfig) -> tuple[int, int]:
     return total, read
 
 
+def settings_of(name: str) -> tuple[GRPOConfig, int]:
+    """The settings of an estimator, and how many episodes of an action it takes."""
+    options = dict(ESTIMATORS[name])
+    leaves = options.pop("leaves", 1)
+    return GRPOConfig(**options), leaves
+
+
 def estimates(
     states: Sequence[State], name: str, scores: Scores, draws: int
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Per state, action and draw the estimate, and the truth; tokens written and read per group."""
-    options = dict(ESTIMATORS[name])
-    leaves = options.pop("leaves", 1)
-    settings = GRPOConfig(**options)
+    settings, leaves = settings_of(name)
     found = np.zeros((len(states), 4, draws))
     written, read_tokens = [], []
     for number, state in enumerate(states):
@@ -326,6 +333,7 @@ def correlation(estimate_SAD: np.ndarray, truth_SA: np.ndarray) -> float:
 
 def summary(estimate_SAD: np.ndarray, truth_SA: np.ndarray, written: float, read_tokens: float) -> dict[str, Any]:
     """One line of the table."""
+    raw = correlation(estimate_SAD, truth_SA)
     estimate_SAD = estimate_SAD - estimate_SAD.mean(axis=1, keepdims=True)
     true_SA1 = truth_SA[:, :, None]
     scale = float((estimate_SAD * true_SA1).sum() / max((estimate_SAD**2).sum(), 1e-12))
@@ -343,6 +351,7 @@ def summary(estimate_SAD: np.ndarray, truth_SA: np.ndarray, written: float, read
         "correlation": correlation(estimate_SAD, truth_SA),
         "low": float(np.percentile(resampled, 2.5)),
         "high": float(np.percentile(resampled, 97.5)),
+        "raw": raw,
         "sign": float(right[np.broadcast_to(clear, right.shape)].mean()) if clear.any() else 0.5,
         "bias": max(remaining, 0.0) ** 0.5,
         "deviation": variance**0.5,
@@ -364,12 +373,12 @@ def ceiling(states: Sequence[State]) -> float:
 
 
 def show(table: Mapping[str, Mapping[str, Any]]) -> None:
-    head = f"{'estimator':42}{'correlation':>26}{'sign':>7}{'bias':>7}{'deviation':>11}"
+    head = f"{'estimator':42}{'correlation':>26}{'raw':>7}{'sign':>7}{'bias':>7}{'deviation':>11}"
     print(head + f"{'written':>9}{'read':>8}{'variance':>10}")
     for name, each in sorted(table.items(), key=lambda item: -item[1]["correlation"]):
         interval = f"{each['correlation']:.3f} [{each['low']:.3f}, {each['high']:.3f}]"
-        line = f"{name:42}{interval:>26}{each['sign']:>7.2f}{each['bias']:>7.3f}{each['deviation']:>11.3f}"
-        print(line + f"{each['written']:>9,.0f}{each['read']:>8,.0f}{each['cost']:>10.3f}")
+        line = f"{name:42}{interval:>26}{each['raw']:>7.3f}{each['sign']:>7.2f}{each['bias']:>7.3f}"
+        print(line + f"{each['deviation']:>11.3f}{each['written']:>9,.0f}{each['read']:>8,.0f}{each['cost']:>10.3f}")
 
 
 def main() -> int:
@@ -399,7 +408,7 @@ def main() -> int:
     prm = score_all(states, context.scorer("prm", reward)) if reward.is_dir() else None
     scores = Scores(prm, score_all(states, context.scorer("gold", None)), logps)
     if prm is None:
-        names = [name for name in names if not needs_prm(name)]
+        names = [name for name in names if not settings_of(name)[0].needs_reward_model]
         print(f"{reward} is missing: estimators with a PRM are left out")
     table = {name: summary(*estimates(states, name, scores, chosen.draws)) for name in names}
     used = sum(len(own) for state in states for own in state.episodes)
@@ -409,12 +418,6 @@ def main() -> int:
     if chosen.json:
         chosen.json.write_text(json.dumps({"ceiling": ceiling(states), "estimators": table}, indent=1))
     return 0
-
-
-def needs_prm(name: str) -> bool:
-    """Whether an estimator needs the reward model."""
-    settings = GRPOConfig(**{key: value for key, value in ESTIMATORS[name].items() if key != "leaves"})
-    return settings.needs_reward_model
 
 
 if __name__ == "__main__":

@@ -19,6 +19,13 @@ def benchmark() -> Any:
         sys.path.remove(str(ROOT / "benchmarks"))
 
 
+def test_every_estimator_has_settings_that_grpo_accepts(benchmark: Any) -> None:
+    assert len(benchmark.ESTIMATORS) >= 8
+    for name in benchmark.ESTIMATORS:
+        settings, leaves = benchmark.settings_of(name)
+        assert settings.num_generations >= leaves >= 1
+
+
 TRUTH = np.array([[0.3, -0.1, -0.2, 0.0], [0.5, -0.5, 0.2, -0.2]])
 
 
