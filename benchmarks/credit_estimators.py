@@ -58,7 +58,8 @@ from stepladder.train.grpo.credit.credit_group import credit_group
 TRUE = 64
 #: Settings of `grpo` by the name of the line. `k`: further continuations of each state that the estimator needs.
 GAIN: dict[str, Any] = {"mode": "gain", "outcome_weight": 0.0, "process_weight": 1.0}
-#: As in the recipes of nano. Without `min_std`, differences of 0.00001 between scores would be scaled up.
+#: As in the recipes of nano. Without `min_std`, a step without tokens, which has no weight in the standard deviation,
+#: would have an advantage without limit where all others score alike (four of the 800 actions are empty).
 PEERS: dict[str, Any] = {"normalize": "peers", "min_std": 0.3}
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "outcome": {"mode": "outcome"},

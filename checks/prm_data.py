@@ -123,10 +123,10 @@ def examine(reward: Path, episodes: Mapping[float, Sequence[Trajectory]]) -> dic
     """The numbers of a reward model on these episodes."""
     model = ProcessRewardModel.load(str(reward), dtype="fp32")
     found: dict[str, Any] = {}
-    for temperature, played in episodes.items():
-        scores = model.score_logits(played)
-        steps = graded_steps(played, scores)
-        report = selection_report(steps, played, scores)
+    for temperature, trajectories in episodes.items():
+        scores = model.score_logits(trajectories)
+        steps = graded_steps(trajectories, scores)
+        report = selection_report(steps, trajectories, scores)
         found = found or {**gold_agreement(steps), **report}
         found[f"best_of, T = {temperature:g}"] = report["best_of"]
     return found

@@ -112,8 +112,8 @@ def test_a_refill_whose_continuations_all_break_goes_on() -> None:
     playing = (source.driver, source.agent, source.episode, groups, 0, [0])
     with pytest.raises(StepladderError, match="busy"):
         source.evidence.continue_states(*playing)
-    played = source.evidence.continue_states(*playing, is_first=False)
-    assert (played.episodes, played.written, played.read) == (0, 0, 0)
+    continued = source.evidence.continue_states(*playing, is_first=False)
+    assert (continued.episodes, continued.written, continued.read) == (0, 0, 0)
 
 
 def test_a_continuation_that_breaks_is_left_out() -> None:

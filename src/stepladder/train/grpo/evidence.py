@@ -1,7 +1,7 @@
 """Evidence for credit assignment: what an estimator needs beside the episodes, fetched once per batch.
 
 In: the episodes of an update. Out: the `Evidence` of each group, only what the estimator of the settings needs, and the
-tokens that were spent on it. Continuations are played by the policy, so they are made while its weights are in the
+tokens that were spent on it. The policy generates continuations, so they are made while its weights are in the
 engine; step scores and the likelihood of answers need one call each for all episodes.
 """
 
@@ -97,8 +97,8 @@ class EvidenceSource:
             for which in range(count)
         ]
         outcomes = driver.run(jobs) if jobs else []
-        played = iter([each.value for each in (expect_some(outcomes) if jobs and is_first else outcomes)])
-        by_state = {key: [each for _ in range(count) if (each := next(played)) is not None] for key in states}
+        ended = iter([each.value for each in (expect_some(outcomes) if jobs and is_first else outcomes)])
+        by_state = {key: [each for _ in range(count) if (each := next(ended)) is not None] for key in states}
         steps = [
             step for key, some in by_state.items() for each in some for step in each.steps[len(states[key].steps) :]
         ]
@@ -113,7 +113,9 @@ class EvidenceSource:
             sum(step.usage.read for step in steps),
         )
 
-    def fetch(self, groups: Groups, nodes: Sequence[Sequence[Sequence[int]]], played: Continuations) -> FetchedEvidence:
+    def fetch(
+        self, groups: Groups, nodes: Sequence[Sequence[Sequence[int]]], continued: Continuations
+    ) -> FetchedEvidence:
         """The evidence of all groups. `nodes`: of trees, by group and episode."""
         needs, everything = self.config.needs, [each for group in groups for each in group]
         found, read, logits = [Evidence() for _ in groups], None, list[float]()
@@ -133,8 +135,8 @@ class EvidenceSource:
                 replace(one, distances=distances_to_answer(group[0].question)) if group else one
                 for one, group in zip(found, groups)
             ]
-        if played.found is not None:
-            found = [replace(one, continuations=own) for one, own in zip(found, played.found)]
+        if continued.found is not None:
+            found = [replace(one, continuations=own) for one, own in zip(found, continued.found)]
         if Need.NODES in needs:
             found = [replace(one, nodes=own) for one, own in zip(found, nodes, strict=True)]
         return FetchedEvidence(found, logits, read)
