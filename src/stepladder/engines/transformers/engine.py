@@ -232,9 +232,12 @@ class TransformersEngine(InProcessEngine):
             raise BackendError(
                 f"the model's logits are NaN: its weights are corrupt, or {self.dtype} is too narrow for it"
             )
+        if row.watched is None:
+            row.watched = self.ending_tokens_of(row.stops)
         row.tokens.append(token)
         row.logprobs.append(logprob)
-        row.finish = self.finish_of(row, may_stop=not row.stops or token in self.closing_tokens_of(row.stops))
+        if token in row.watched or len(row.tokens) >= row.max_new_tokens:
+            row.finish = self.finish_of(row)
         if row.constraint is not None and row.finish is None:
             row.constraint.accept(token)
             row.finish = Finish.END if row.constraint.complete else None

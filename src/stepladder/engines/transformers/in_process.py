@@ -37,7 +37,10 @@ class InProcessEngine(Engine):
         self.tokenizer = tokenizer
         self.encoding = Encoding(tokenizer, chat=chat, chat_template_kwargs=chat_template_kwargs)
         self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
-        self.__dict__.pop("_token_texts", None)
+        self._ending_tokens: dict[tuple[str, ...], frozenset[int]] = {}
+        self._visible_stops: dict[tuple[str, ...], tuple[str, ...] | None] = {}
+        for name in ("_token_texts", "_visible_texts"):
+            self.__dict__.pop(name, None)
 
     def encode(self, segment: Segment) -> Segment:
         """The segment with token ids; unchanged if it has them."""
@@ -91,11 +94,11 @@ class InProcessEngine(Engine):
             encoded.append(self.encode(segment) if turn is None else turn)
         return tuple(encoded)
 
-    def finish_of(self, row: Row, *, may_stop: bool = True) -> Finish | None:
-        """The finish reason of a row after its last token, or None. `may_stop`: that token can end a stop string."""
+    def finish_of(self, row: Row) -> Finish | None:
+        """The finish reason of a row after its last token, or None."""
         if row.tokens[-1] in self.end_tokens:
             return Finish.END
-        if row.stops and may_stop and cut_at_stop(self.text_of(row), row.stops)[1]:
+        if row.stops and self._may_contain_stop(row) and cut_at_stop(self.text_of(row), row.stops)[1]:
             return Finish.STOP
         if len(row.tokens) >= row.max_new_tokens:
             return Finish.LENGTH if row.max_new_tokens == row.sampling.max_tokens else Finish.CONTEXT_FULL
@@ -111,9 +114,49 @@ class InProcessEngine(Engine):
             self._closing_tokens[stops] = frozenset(closing)
         return self._closing_tokens[stops]
 
+    def ending_tokens_of(self, stops: tuple[str, ...]) -> frozenset[int]:
+        """The tokens after which a row with these stop strings may end, but for its length."""
+        if stops not in self._ending_tokens:
+            self._ending_tokens[stops] = self.end_tokens | (self.closing_tokens_of(stops) if stops else frozenset())
+        return self._ending_tokens[stops]
+
+    def _may_contain_stop(self, row: Row) -> bool:
+        """Whether a stop string may end in the last token: a fast test with the texts of the last tokens.
+
+        Decoding the text takes far longer than everything else that is done for a token.
+        """
+        if row.stops not in self._visible_stops:
+            self._visible_stops[row.stops] = self._find_visible_stops(row.stops)
+        stops = self._visible_stops[row.stops]
+        if stops is None:
+            return True
+        longest, texts, tail, before = max(map(len, stops)), self._visible_texts, "", 0
+        for token in reversed(row.tokens):
+            tail = (texts[token] if token < len(texts) else "") + tail  # some models have more tokens than texts
+            before = before or len(tail)  # what the last token with visible characters has
+            if len(tail) - before >= longest:
+                break
+        return any(stop in tail for stop in stops)
+
+    def _find_visible_stops(self, stops: tuple[str, ...]) -> tuple[str, ...] | None:
+        """The stop strings without whitespace; None if the texts of single tokens do not contain them.
+
+        The text of a token alone may lack a space, or have another one, and holds no character that it shares.
+        """
+        visible = tuple(_without_whitespace(stop) for stop in stops)
+        for stop, found in zip(stops, visible):
+            tokens = self.tokenizer(f"x{stop}", add_special_tokens=False)["input_ids"]
+            if not found.isascii() or found not in "".join(self._visible_texts[token] for token in tokens):
+                return None
+        return visible
+
     @cached_property
     def _token_texts(self) -> list[str]:
         return [self.decode((token,)) for token in range(len(self.tokenizer))]
+
+    @cached_property
+    def _visible_texts(self) -> list[str]:
+        return [_without_whitespace(text) for text in self._token_texts]
 
     def text_of(self, row: Row) -> str:
         """The generated text of a row, without the end-of-turn token."""
@@ -129,3 +172,7 @@ class InProcessEngine(Engine):
         written = Segment(Author.POLICY, full_text, tokens, logprobs, self.encoding.vocabulary, row.grammar)
         usage = Usage(read=len(row.prompt_tokens), written=len(row.tokens))
         return Generation(row.context, written, text, row.finish, usage)
+
+
+def _without_whitespace(text: str) -> str:
+    return "".join(text.split())

@@ -37,6 +37,8 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
+    #: The tokens after which it may end.
+    watched: frozenset[int] | None = None
     #: The grammar of its text, as it is stored; its state, in engines that mask tokens; its regex, for vLLM.
     grammar: str = ""
     constraint: TokenConstraint | None = None

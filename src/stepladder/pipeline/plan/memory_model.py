@@ -41,6 +41,8 @@ class StageMemory:
     #: While training, and while generating: the least, and what is expected.
     training: tuple[float, float] = (0.0, 0.0)
     generating: tuple[float, float] = (0.0, 0.0)
+    #: Of that, what stays while training.
+    kept: tuple[float, float] = (0.0, 0.0)
     #: vLLM's share of the device.
     vllm: float = 0.0
     #: While the recipe's vLLM generates before or after training, alone: the least, and what is expected.
@@ -50,14 +52,16 @@ class StageMemory:
     @property
     def needed(self) -> float:
         """The least that works."""
-        together = (sum(self.fixed.values()) + max(self.training[0], self.generating[0])) * self.factor + self.vllm
-        return max(together, self.apart[0])
+        return self._peak(0)
 
     @property
     def expected(self) -> float:
         """The expected peak."""
-        together = (sum(self.fixed.values()) + max(self.training[1], self.generating[1])) * self.factor + self.vllm
-        return max(together, self.apart[1])
+        return self._peak(1)
+
+    def _peak(self, kind: int) -> float:
+        busy = max(self.training[kind] + self.kept[kind], self.generating[kind])
+        return max((sum(self.fixed.values()) + busy) * self.factor + self.vllm, self.apart[kind])
 
     def parts(self) -> dict[str, float]:
         """The expected peak, by part; and vLLM before or after training, at another time."""
@@ -184,10 +188,9 @@ def training_memory(
     elif kind != "prm" or work.generations:
         memory.generating = _engine_memory(shape, work, setup, shared.batch_size, used)
     assert work.training is not None
-    memory.training = _activations(shape, work.training, setup, settings, kind, used)
-    if kind == "grpo" and not setup.cluster.is_cpu:  # it needs its KV cache all the time
-        least, expected = memory.training
-        memory.training = least + memory.generating[0], expected
+    if kind == "grpo" and not setup.cluster.is_cpu:  # its KV cache stays between rollouts
+        memory.kept = memory.generating
+    memory.training = _activations(shape, work.training, setup, settings, kind, used + memory.kept[1])
     return memory
 
 
