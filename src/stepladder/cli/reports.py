@@ -111,6 +111,7 @@ def study_command(
             "none",
         ),
     ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: only print what is finished.")] = False,
     options: RunOptions,
 ) -> None:
     """Compare training methods over several seeds: one recipe, one change each. The same command resumes."""
@@ -127,16 +128,19 @@ def study_command(
     path = out / planned.name
     if next((each for each in (path, *path.parents) if each.exists()), path).is_file():
         raise StepladderError(f"--out: {path} cannot be a folder: a file is in the way")
+    if show and not path.is_dir():
+        raise StepladderError(f"--show: there is no folder {path}: the study was not started here")
     registration = register(planned, path)
-    update = options.updating()["update"]
-    if update and (stale := _stale(job for seed in planned.seed_list for job in jobs_of(planned, path, seed))):
-        options.confirm(stale)
     failure = None
-    with interruptible():
-        try:
-            run_study(planned, path, jobs=jobs, update=update, keep=keep, console=ERR)
-        except StepladderError as error:  # the results of the other runs are still shown
-            failure = error
+    if not show:
+        update = options.updating()["update"]
+        if update and (stale := _stale(job for seed in planned.seed_list for job in jobs_of(planned, path, seed))):
+            options.confirm(stale)
+        with interruptible():
+            try:
+                run_study(planned, path, jobs=jobs, update=update, keep=keep, console=ERR)
+            except StepladderError as error:  # the results of the other runs are still shown
+                failure = error
     results = read_results(planned, path, registration)
     if failure is not None and not any(arm.values for arm in results.arms):
         raise failure

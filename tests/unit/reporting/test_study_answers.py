@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from io import StringIO
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from stepladder import cli
 from stepladder.core.errors import StepladderError
 from stepladder.evaluation.statistics import Interval
 from stepladder.reporting.charts.figures import Point
@@ -369,3 +371,39 @@ def test_what_is_no_pilot_is_refused(tmp_path: Path) -> None:
     refused("has 1 finished seeds", {"arms": {**arms, "more": {"by_seed": {"0": 0.5}}}})
     with pytest.raises(StepladderError, match="expected the folder of a finished study"):
         plan_power(planned, tmp_path / "none")
+
+
+# --- a published study
+
+
+def test_a_study_is_shown_from_the_results_that_were_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of process-only, whose registration still fits its file, without running anything."""
+    folder = tmp_path / "process-only"
+    shutil.copytree(ROOT / "docs" / "studies" / "process-only", folder)
+    monkeypatch.setattr("stepladder.cli.reports.run_study", lambda *_, **__: pytest.fail("it runs"))
+    assert cli.main(["study", "process-only", "--show", "--json", "--out", str(tmp_path)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    published = json.loads((ROOT / "docs" / "studies" / "process-only.json").read_text())
+    assert shown["arms"] == published["arms"]
+    assert shown["contrasts"] == published["contrasts"]
+    scores = json.loads((folder / "seed-3" / "scores.json").read_text())
+    assert shown["start"]["by_seed"]["3"] == scores["curve"]["0"], "of GRPO before its first update"
+
+
+def test_a_study_that_was_not_started_cannot_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["study", "process-only", "--show", "--out", str(tmp_path)]) == 2
+    assert "the study was not started here" in capsys.readouterr().err
+
+
+def test_a_curve_ends_where_the_first_run_of_its_arm_does() -> None:
+    """A token budget ends runs at different updates."""
+    found = results(study(), {"less": LESS})
+    complete, rest = Point(5, 0.4, 0.3, 0.5, len(LESS)), Point(7, 0.91, 0.91, 0.91, 1)
+    drawn = [
+        plot(replace(found, arms=(replace(found.arms[0], curve=curve),)))
+        for curve in ((complete,), (complete, rest), (rest,))
+    ]
+    assert drawn[0] == drawn[1]
+    assert drawn[2] is None

@@ -74,7 +74,9 @@ def plot(results: StudyResults) -> str | None:
             log=_is_log(results),
             marks={} if start is None else {"initial policy": start},
         )
-    curves = {arm.name: arm.curve for arm in results.arms if arm.curve}
+    # The updates that all runs of an arm evaluated: a mean over the few that went on longer would be of other runs.
+    curves = {arm.name: tuple(point for point in arm.curve if point.runs == len(arm.values)) for arm in results.arms}
+    curves = {name: points for name, points in curves.items() if points}
     if not 1 <= len(curves) <= len(SERIES):
         return None
     return bands_svg(study.name, curves, across="update", up="F1 on dev questions", subtitle=subtitle)

@@ -13,6 +13,7 @@ from typing import Any
 
 from stepladder.evaluation.statistics import Interval
 from stepladder.reporting.charts.figures import Point
+from stepladder.reporting.studies.study_arms import own_stages, recipe_of
 from stepladder.reporting.studies.study_ledger import Ledger, mean_ledger
 from stepladder.reporting.studies.study_registration import Registration
 from stepladder.reporting.studies.study_run_result import RunReader, RunResult
@@ -107,7 +108,7 @@ def read_results(study: Study, folder: Path, registration: Registration | None =
         arms,
         compare_arms_by_seed(study, arms),
         tuple(reader.unfinished),
-        reader.start(),
+        dict(sorted(reader.starts.items())),
         mean_ledger(shared) if shared else None,
         registration,
         reader.sessions,
@@ -137,6 +138,7 @@ class _Reader:
         self.study, self.runs = study, RunReader(study, folder)
         self.unfinished: list[Unfinished] = []
         self.by_seed: dict[int, RunResult] = {}
+        self.starts: dict[int, float] = {}
         self.sessions: dict[str, tuple[Mapping[str, Any], ...]] = {}
         self.seconds = 0.0
 
@@ -153,6 +155,8 @@ class _Reader:
                 self.by_seed[seed] = run
                 self.seconds += run.shared_seconds
             self.seconds += run.seconds
+            if (start := self._start(seed, name, run)) is not None:
+                self.starts[seed] = start
             self.sessions[f"seed-{seed}/{name}"] = run.sessions
         curves = [run.curve for run in found.values()]
         steps = sorted({step for curve in curves for step in curve})
@@ -165,9 +169,13 @@ class _Reader:
             tuple(points),
         )
 
-    def start(self) -> dict[int, float]:
-        """The estimand of the last shared stage by seed, if that stage is of the same kind."""
-        return {seed: run.start for seed, run in sorted(self.by_seed.items()) if run.start is not None}
+    def _start(self, seed: int, arm: str, run: RunResult) -> float | None:
+        """The number of the initial policy: of the last shared stage, or of training before its first update."""
+        estimand = self.study.estimand
+        if estimand.last_checkpoints is None or estimand.metric != "dev_f1" or self.study.shared is None:
+            return run.start
+        own = [stage.name for stage in own_stages(self.study, recipe_of(self.study, seed, arm))]
+        return run.curve.get(0) if own == [estimand.stage] else None
 
 
 # --- curves -------------------------------------------------------------------------------------------------------
