@@ -9,7 +9,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def states(
     rows: int, kept: int, groups: int, size: int, columns: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries of one token per row, keys, values, the page table, rows and positions."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -21,4 +22,5 @@ def states(
     table_RP = torch.randperm(rows * each + 5, generator=generator)[: rows * each].view(rows, each)
     positions_R = torch.randint(0, columns, (rows,), generator=generator)
     positions_R[0], positions_R[-1] = columns - 1, 0
-    return query_RHD, keys_NKTD, values_NKTD, table_RP.to(DEVICE), positions_R.to(DEVICE)
+    rows_R = torch.arange(rows)
+    return query_RHD, keys_NKTD, values_NKTD, table_RP.to(DEVICE), rows_R.to(DEVICE), positions_R.to(DEVICE)

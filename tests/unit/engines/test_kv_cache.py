@@ -7,7 +7,7 @@ import torch
 
 from stepladder.engines.base import EngineOutOfMemory
 from stepladder.engines.paged import kv_cache as module
-from stepladder.engines.paged.kv_cache import NULL_PAGE, PAGE_SIZE, PagedKVCache
+from stepladder.engines.paged.kv_cache import NULL_PAGE, PAGE_SIZE, PagedAttentionBatch, PagedKVCache
 
 A_TOKEN = 8
 
@@ -124,10 +124,19 @@ def states(pages: int, value: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, 
     return key_MKD, -key_MKD, torch.arange(1, pages + 1), torch.zeros(pages, dtype=torch.long)
 
 
+def write(
+    store: PagedKVCache, key_MKD: torch.Tensor, value_MKD: torch.Tensor, pages: torch.Tensor, offsets: torch.Tensor
+) -> None:
+    """Write the states of one token per page to the first layer."""
+    count = len(pages)
+    batch = PagedAttentionBatch(count, torch.arange(count), offsets, 1, 1, store, pages[:, None])
+    batch.write(0, key_MKD, value_MKD)
+
+
 def test_keys_and_values_are_written_to_their_places() -> None:
     store = store_of(3)
     store.allocate(2)
-    store.write(0, *states(2))
+    write(store, *states(2))
     key, value = store.layers[0]
     assert key.shape == (4, 2, PAGE_SIZE, 4)
     assert key[1:3, :, 0].eq(1).all()
@@ -138,11 +147,11 @@ def test_keys_and_values_are_written_to_their_places() -> None:
 def test_what_is_recorded_of_memory_that_is_given_up_is_told_by_the_epoch() -> None:
     store = store_of(3)
     pages = store.allocate(1)
-    store.write(0, *states(1))
+    write(store, *states(1))
     store.close()
     assert store.epoch == 0, "a row is under way"
     key, value, *where = states(1)
-    store.write(0, key.half(), value.half(), *where)
+    write(store, key.half(), value.half(), *where)
     assert store.epoch == 1
     store.release(pages)
     store.close()
@@ -170,7 +179,7 @@ def test_what_is_discarded_is_not_known_and_holds_nothing() -> None:
     store = store_of(5)
     kept, bad = played(store, text(1)), store.allocate(2)
     store.insert(text(2, 3), bad)
-    store.write(0, *states(3, float("nan")))
+    write(store, *states(3, float("nan")))
     rows = [bad]
     store.discard(rows)
     assert rows == []
@@ -189,7 +198,7 @@ def test_what_another_row_has_is_not_discarded() -> None:
     store.insert(text(1), held)
     both = store.find(text(1))
     assert both == held
-    store.write(0, *states(5))
+    write(store, *states(5))
     store.discard([both])
     assert store.layers[0][0][held, :, 0].eq(1).all()
     assert held[0] not in store._free

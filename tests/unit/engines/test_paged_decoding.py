@@ -16,6 +16,7 @@ from stepladder.driver import Driver
 from stepladder.engines.base import EngineOutOfMemory, Session
 from stepladder.engines.paged import cuda_graphs as passes, paged_attention as decode_kernel, paged_decoding as pool
 from stepladder.engines.paged.kv_cache import PAGE_SIZE, PagedKVCache, kv_bytes_per_token
+from stepladder.engines.paged.paged_attention import tiles_of
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.packed_attention import use_packed_attention
 from tests.support.paged_requests import TEXTS, replies, requests, same
@@ -378,20 +379,41 @@ def test_contexts_that_were_not_read_to_their_end_are_not_known(monkeypatch: pyt
 
 
 def by_torch(
-    query_RHD: torch.Tensor,
+    query_MHD: torch.Tensor,
     keys_NKTD: torch.Tensor,
     values_NKTD: torch.Tensor,
     table_RP: torch.Tensor,
-    positions_R: torch.Tensor,
+    rows_M: torch.Tensor,
+    positions_M: torch.Tensor,
     scale: float | None,
+    _tiles_3X: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """In place of the kernel, which looks at each row as far as it goes."""
-    rows, heads, size = query_RHD.shape
-    keys_RKTD, values_RKTD = (each[table_RP].transpose(1, 2).flatten(2, 3) for each in (keys_NKTD, values_NKTD))
-    query = query_RHD.view(rows, keys_RKTD.shape[1], -1, size)
-    seen = torch.arange(keys_RKTD.shape[2]) <= positions_R[:, None]
-    found = scaled_dot_product_attention(query, keys_RKTD, values_RKTD, seen[:, None, None], scale=scale)
-    return found.reshape(rows, heads, -1)
+    tokens, heads, size = query_MHD.shape
+    keys_MKTD, values_MKTD = (each[table_RP[rows_M]].transpose(1, 2).flatten(2, 3) for each in (keys_NKTD, values_NKTD))
+    query = query_MHD.reshape(tokens, keys_MKTD.shape[1], -1, size)
+    seen = torch.arange(keys_MKTD.shape[2]) <= positions_M[:, None]
+    found = scaled_dot_product_attention(query, keys_MKTD, values_MKTD, seen[:, None, None], scale=scale)
+    return found.reshape(tokens, heads, -1)
+
+
+def test_with_attention_of_any_length_a_prefill_is_one_batch(
+    recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second pass on, when the cache knows its layers; before, rows of similar length come together."""
+    asked, sizes = requests(TEXTS * 3), list[list[int]]()
+
+    def noting(sizes_R: list[int], groups: int, device: torch.device) -> torch.Tensor:
+        sizes.append(sizes_R)
+        return tiles_of(sizes_R, groups, device)
+
+    theirs = replies(engine_with(False), asked)
+    monkeypatch.setattr("stepladder.engines.paged.kv_cache.paged_attention", by_torch)
+    monkeypatch.setattr("stepladder.engines.paged.kv_cache.is_supported", lambda *_: True)
+    monkeypatch.setattr("stepladder.engines.paged.kv_cache.tiles_of", noting)
+    ours = joined(engine_with(True), asked)
+    assert all(same(ours[number], each) for number, each in enumerate(theirs))
+    assert any(max(each) > 2 * max(min(each), 64) for each in sizes), "rows of different lengths"
 
 
 def test_with_attention_by_length_there_is_one_pass_for_each_number_of_rows(
@@ -404,7 +426,7 @@ def test_with_attention_by_length_there_is_one_pass_for_each_number_of_rows(
     theirs = replies(engine_with(True), asked)
     assert {columns for _, columns in (each.shape for each in recorded)} >= {128, 256, 384, 512}
     recorded.clear()
-    monkeypatch.setattr("stepladder.engines.paged.kv_cache.decode_attention", by_torch)
+    monkeypatch.setattr("stepladder.engines.paged.kv_cache.paged_attention", by_torch)
     assert all(same(a, b) for a, b in zip(replies(engine_with(True), asked), theirs))
     numbers = [each.shape[0] for each in recorded]
     assert len(numbers) == len(set(numbers))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from stepladder.engines.base import EngineOutOfMemory
-from stepladder.engines.paged.paged_attention import decode_attention
+from stepladder.engines.paged.paged_attention import is_supported, paged_attention, store_pages, tiles_of
 from stepladder.engines.transformers.packed_attention import AttentionBatch, fits
 from stepladder.models.gpu_memory import free_bytes, shared_bytes
 
@@ -242,19 +242,17 @@ class PagedKVCache:
         self._ref_counts = [0] * self.num_pages
         self._free = list(range(self.num_pages - 1, NULL_PAGE, -1))
 
-    def write(
-        self,
-        layer: int,
-        key_MKD: torch.Tensor,
-        value_MKD: torch.Tensor,
-        pages_M: torch.Tensor,
-        offsets_M: torch.Tensor,
-    ) -> None:
-        """Write keys and values of tokens to their pages and offsets."""
-        if not all(map(fits, self.layers.get(layer, ()), (key_MKD, value_MKD))) or layer not in self.layers:
-            self._allocate_layer(layer, key_MKD, value_MKD)
-        for buffer, states_MKD in zip(self.layers[layer], (key_MKD, value_MKD)):
-            buffer[pages_M, :, offsets_M] = states_MKD
+    @property
+    def has_kernels(self) -> bool:
+        """Whether attention takes rows of any lengths at once, without padding or copies: not before the first pass."""
+        keys_values = next(iter(self.layers.values()), None)
+        return keys_values is not None and is_supported(keys_values[0], *keys_values)
+
+    def layer(self, index: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of a layer, allocated when its first ones arrive."""
+        if not all(map(fits, self.layers.get(index, ()), (key_MKD, value_MKD))) or index not in self.layers:
+            self._allocate_layer(index, key_MKD, value_MKD)
+        return self.layers[index]
 
     def _allocate_layer(self, layer: int, *key_values: torch.Tensor) -> None:
         if self.layers.pop(layer, None) is not None:
@@ -271,6 +269,12 @@ class PagedAttentionBatch(AttentionBatch):
     cache: PagedKVCache
     #: The page table: the pages of each row, in order.
     table_RP: torch.Tensor
+    #: The number of tokens of each row, if one has several.
+    sizes: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tiles_3X: torch.Tensor | None = None
 
     @cached_property
     def _pages_M(self) -> torch.Tensor:
@@ -287,13 +291,25 @@ class PagedAttentionBatch(AttentionBatch):
 
     def write(self, layer: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
         """Write the tokens' keys and values of a layer."""
-        self.cache.write(layer, key_MKD, value_MKD, self._pages_M, self._offsets_M)
+        buffers, states = self.cache.layer(layer, key_MKD, value_MKD), (key_MKD, value_MKD)
+        if not store_pages(*states, *buffers, self.table_RP, self.rows_M, self.positions_M):
+            for buffer, states_MKD in zip(buffers, states):
+                buffer[self._pages_M, :, self._offsets_M] = states_MKD
 
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of the rows, gathered from their pages."""
         first, second = (buffer[self._visible_RP].transpose(1, 2).flatten(2, 3) for buffer in self.cache.layers[layer])
         return first, second
 
-    def attend_decode(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor | None:
+    def attend(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Attention by a kernel that stops at the length of each row, if available."""
-        return decode_attention(query_MHD, *self.cache.layers[layer], self.table_RP, self.positions_M, scale)
+        keys_NKTD, values_NKTD = self.cache.layers[layer]
+        if self._tiles_3X is None and self.max_query_len > 1:
+            groups = query_MHD.shape[1] // keys_NKTD.shape[1]
+            self._tiles_3X = tiles_of(self.sizes, groups, query_MHD.device)
+        tokens = self.table_RP, self.rows_M, self.positions_M
+        out_MHD = paged_attention(query_MHD, keys_NKTD, values_NKTD, *tokens, scale, self._tiles_3X)
+        if out_MHD is None:
+            return super().attend(layer, query_MHD, scale)
+        self.attended = True
+        return out_MHD

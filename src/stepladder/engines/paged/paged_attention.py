@@ -1,15 +1,18 @@
-"""Paged attention for decoding: one new token per row on a GPU.
+"""Triton kernels for keys and values in pages: write those of new tokens, and attend to the pages.
 
-In: queries of [rows, heads, size], paged keys and values, the page table, the position of each row's token. Out: the
-attention output. torch's kernels need contiguous rows and process as many columns as the longest row has; here the cost
-of a row is proportional to its length. Page table and positions are read on the device, so a CUDA graph works for rows
-of any length.
+In: the queries, keys and values of packed tokens, the pages, the page table, the position of each token. torch's
+kernels need contiguous rows of equal length and a mask; here the cost of a token is proportional to its position,
+whatever the other rows do. Everything that changes from pass to pass is read on the device, so a CUDA graph works for rows of any
+length.
 
-Returns `None` if not supported: no Triton, no GPU, or another head size.
+`paged_attention` returns None and `store_pages` False if they are not supported: no Triton, no GPU, another head size.
 """
 
+from collections.abc import Callable, Sequence
 from logging import getLogger
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -23,84 +26,207 @@ log = getLogger(__name__)
 
 #: Whether Triton interprets kernels on the CPU, as in tests.
 INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)
-#: Tokens per block, and the minimum number of queries of a matrix product on a GPU.
-_COLUMNS, _QUERIES = 64, 16
+#: Columns per block; queries (tokens x heads that share keys) per tile, and the least of a matrix product on a GPU.
+_COLUMNS, _TILE_QUERIES, _MIN_QUERIES = 64, 64, 16
 #: Tolerance against torch's attention, relative.
 _TOLERANCE = 0.03
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-#: The arguments of `decode_attention`.
-_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float | None]
+#: Queries, keys, values, page table, rows and positions of the tokens, scale, tiles.
+_Inputs = tuple[
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    float | None,
+    torch.Tensor | None,
+]
 
 
-def decode_attention(
-    query_RHD: torch.Tensor,
+def paged_attention(
+    query_MHD: torch.Tensor,
     keys_NKTD: torch.Tensor,
     values_NKTD: torch.Tensor,
     table_RP: torch.Tensor,
-    positions_R: torch.Tensor,
+    rows_M: torch.Tensor,
+    positions_M: torch.Tensor,
     scale: float | None,
+    tiles_3X: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Softmax over the tokens up to each row's position. N pages of T tokens; heads K, H = K x G."""
-    if triton is None or not _is_supported(query_RHD, keys_NKTD, values_NKTD):
+    """Causal attention of each token to its row. N pages of T tokens; heads K, H = K x G.
+
+    `tiles_3X`: the tokens in tiles (`tiles_of`); without them there is one token per row.
+    """
+    if not is_supported(query_MHD, keys_NKTD, values_NKTD):
         return None
-    rows, heads, _ = query_RHD.shape
-    out_RHD = query_RHD.new_empty(rows, heads, values_NKTD.shape[3])
-    groups = heads // keys_NKTD.shape[1]
-    inputs = query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale
+    out_MHD = query_MHD.new_empty(*query_MHD.shape[:2], values_NKTD.shape[3])
+    inputs = query_MHD, keys_NKTD, values_NKTD, table_RP, rows_M, positions_M, scale, tiles_3X
+    kind = "attend", tiles_3X is None, query_MHD.shape[1], query_MHD.dtype, *keys_NKTD.shape[1:], values_NKTD.shape[3]
+    launched = _launched(query_MHD, kind, lambda: _launch(inputs, out_MHD), lambda: _check_attention(inputs, out_MHD))
+    return out_MHD if launched else None
+
+
+def store_pages(
+    key_MKD: torch.Tensor,
+    value_MKD: torch.Tensor,
+    keys_NKTD: torch.Tensor,
+    values_NKTD: torch.Tensor,
+    table_RP: torch.Tensor,
+    rows_M: torch.Tensor,
+    positions_M: torch.Tensor,
+) -> bool:
+    """Write the keys and values of tokens to their pages; whether it was done."""
+    if not is_supported(key_MKD, keys_NKTD, values_NKTD) or value_MKD.stride(-1) != 1:
+        return False
+    states = key_MKD, value_MKD
+    kind = "store", key_MKD.dtype, *keys_NKTD.shape[1:], values_NKTD.shape[3]
+
+    def launch() -> None:
+        tokens, heads, size = key_MKD.shape
+        _store[(tokens,)](
+            *states,
+            keys_NKTD,
+            values_NKTD,
+            table_RP,
+            rows_M,
+            positions_M,
+            *key_MKD.stride()[:2],
+            *value_MKD.stride()[:2],
+            *keys_NKTD.stride()[:3],
+            *values_NKTD.stride()[:3],
+            table_RP.stride(0),
+            heads,
+            page=keys_NKTD.shape[2],
+            padded_heads=triton.next_power_of_2(heads),
+            size=size,
+            value_size=value_MKD.shape[2],
+            num_warps=1,
+        )
+
+    def check() -> None:
+        for token in _few(rows_M):
+            page, slot = (int(each) for each in _place(table_RP, rows_M, positions_M, token, keys_NKTD.shape[2]))
+            for written, state in zip((keys_NKTD, values_NKTD), states):
+                if not torch.equal(written[page, :, slot], state[token]):
+                    raise ArithmeticError("it did not write what it should")
+
+    return _launched(key_MKD, kind, launch, check)
+
+
+def tiles_of(sizes: Sequence[int], groups: int, device: torch.device) -> torch.Tensor:
+    """The tokens of rows in tiles: by tile its row, its first token, its number of tokens.
+
+    `sizes`: the number of tokens of each row. `groups`: query heads per key head.
+
+    >>> tiles_of([3, 40], 2, torch.device("cpu")).tolist()
+    [[0, 1, 1], [0, 3, 35], [3, 32, 8]]
+    """
+    most = _tile_tokens(groups)
+    counts = np.asarray(sizes)
+    per_row = -(-counts // most)
+    rows = np.repeat(np.arange(len(counts)), per_row)
+    index = np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    starts = np.repeat(np.cumsum(counts) - counts, per_row) + index * most
+    left = np.repeat(counts, per_row) - index * most
+    return torch.from_numpy(np.stack([rows, starts, np.minimum(left, most)]).astype(np.int32)).to(device)
+
+
+def is_supported(states_MHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD: torch.Tensor) -> bool:
+    """Whether the kernels can be used with these queries or keys."""
+    sizes = keys_NKTD.shape[3], values_NKTD.shape[3]
+    return (
+        triton is not None
+        and not _broken
+        and (states_MHD.is_cuda or INTERPRETED)
+        and states_MHD.dtype == keys_NKTD.dtype == values_NKTD.dtype
+        and states_MHD.dtype in _DTYPES
+        and all(16 <= size <= 256 and size & (size - 1) == 0 for size in sizes)
+        and all(each.stride(-1) == 1 for each in (states_MHD, keys_NKTD, values_NKTD))
+    )
+
+
+def _launched(
+    states_MHD: torch.Tensor, kind: tuple[Any, ...], launch: Callable[[], None], check: Callable[[], None]
+) -> bool:
+    """Launch a kernel, and check its result the first time. False: it failed, and no kernel is used from now on."""
     try:
         # Triton launches on the current device.
-        with torch.cuda.device_of(query_RHD):  # type: ignore[no-untyped-call]
-            _launch(inputs, out_RHD, groups)
-        kind = query_RHD.dtype, groups, *keys_NKTD.shape[2:], *values_NKTD.shape[3:]
+        with torch.cuda.device_of(states_MHD):  # type: ignore[no-untyped-call]
+            launch()
         if kind not in _checked:
-            _check(inputs, out_RHD)
+            check()
             _checked.add(kind)
     except torch.OutOfMemoryError:
         raise  # not the kernel's fault
     except Exception as error:  # noqa: BLE001 - Triton compiles when it is first called, and fails in many ways
         global _broken
         _broken = True
-        log.warning("the Triton attention kernel is disabled, using torch's: %s", error)
-        return None
-    return out_RHD
+        log.warning("the Triton attention kernels are disabled, using torch's: %s", error)
+        return False
+    return True
 
 
-def _check(inputs: _Inputs, found_RHD: torch.Tensor) -> None:
-    """Compare a newly compiled kernel with torch's attention on a few rows; raises if they differ."""
-    query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale = inputs
-    few = slice(min(len(query_RHD), 4))
-    pages = int(positions_R[few].max()) // keys_NKTD.shape[2] + 1
+def _check_attention(inputs: _Inputs, found_MHD: torch.Tensor) -> None:
+    """Compare a newly compiled kernel with torch's attention on a few tokens; raises if they differ."""
+    query_MHD, keys_NKTD, values_NKTD, table_RP, rows_M, positions_M, scale, _ = inputs
+    few = torch.tensor(_few(rows_M), device=rows_M.device)
+    pages = int(positions_M[few].max()) // keys_NKTD.shape[2] + 1
     keys_FKTD, values_FKTD = (
-        states[table_RP[few, :pages]].transpose(1, 2).flatten(2, 3).float() for states in (keys_NKTD, values_NKTD)
+        states[table_RP[rows_M[few], :pages]].transpose(1, 2).flatten(2, 3).float()
+        for states in (keys_NKTD, values_NKTD)
     )
-    query_FKGD = query_RHD[few].float().reshape(len(keys_FKTD), keys_FKTD.shape[1], -1, query_RHD.shape[2])
-    visible = torch.arange(keys_FKTD.shape[2], device=query_RHD.device) <= positions_R[few, None]
+    query_FKGD = query_MHD[few].float().reshape(len(keys_FKTD), keys_FKTD.shape[1], -1, query_MHD.shape[2])
+    visible = torch.arange(keys_FKTD.shape[2], device=query_MHD.device) <= positions_M[few, None]
     expected = scaled_dot_product_attention(
         query_FKGD, keys_FKTD, values_FKTD, attn_mask=visible[:, None, None], scale=scale
     ).flatten(1, 2)
-    difference, size = (found_RHD[few].float() - expected).abs().max().item(), expected.abs().max().item()
+    difference, size = (found_MHD[few].float() - expected).abs().max().item(), expected.abs().max().item()
     if not difference <= _TOLERANCE * max(size, 1.0):
         raise ArithmeticError(f"its output differs from torch's by {difference:.3g}, of {size:.3g}")
 
 
-def _launch(inputs: _Inputs, out_RHD: torch.Tensor, groups: int) -> None:
-    query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale = inputs
-    (rows, _, size), (_, kv_heads, page, value_size) = query_RHD.shape, values_NKTD.shape
-    _attend[(rows, kv_heads)](
-        query_RHD,
+def _few(rows_M: torch.Tensor) -> list[int]:
+    """A few tokens, from the first to the last."""
+    return sorted({0, len(rows_M) // 3, 2 * len(rows_M) // 3, len(rows_M) - 1})
+
+
+def _place(
+    table_RP: torch.Tensor, rows_M: torch.Tensor, positions_M: torch.Tensor, token: int, page: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return table_RP[rows_M[token], positions_M[token] // page], positions_M[token] % page
+
+
+def _tile_tokens(groups: int) -> int:
+    padded = 1 << (groups - 1).bit_length()
+    return max(_TILE_QUERIES // padded, 1)
+
+
+def _launch(inputs: _Inputs, out_MHD: torch.Tensor) -> None:
+    query_MHD, keys_NKTD, values_NKTD, table_RP, _, positions_M, scale, tiles_3X = inputs
+    (tokens, heads, size), (_, kv_heads, page, value_size) = query_MHD.shape, values_NKTD.shape
+    groups = heads // kv_heads
+    padded = triton.next_power_of_2(groups)
+    queries = padded if tiles_3X is None else padded * _tile_tokens(groups)
+    _attend[(tokens if tiles_3X is None else tiles_3X.shape[1], kv_heads)](
+        query_MHD,
         keys_NKTD,
         values_NKTD,
-        out_RHD,
+        out_MHD,
         table_RP,
-        positions_R,
-        *query_RHD.stride()[:2],
+        positions_M,
+        positions_M if tiles_3X is None else tiles_3X,
+        *query_MHD.stride()[:2],
         *keys_NKTD.stride()[:3],
         *values_NKTD.stride()[:3],
-        *out_RHD.stride()[:2],
+        *out_MHD.stride()[:2],
         table_RP.stride(0),
+        0 if tiles_3X is None else tiles_3X.shape[1],
         scale if scale is not None else size**-0.5,
+        tiled=tiles_3X is not None,
         groups=groups,
-        queries=max(triton.next_power_of_2(groups), _QUERIES),
+        padded_groups=padded,
+        queries=max(queries, _MIN_QUERIES),
         size=size,
         value_size=value_size,
         page=page,
@@ -109,25 +235,13 @@ def _launch(inputs: _Inputs, out_RHD: torch.Tensor, groups: int) -> None:
     )
 
 
-def _is_supported(query_RHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD: torch.Tensor) -> bool:
-    sizes = keys_NKTD.shape[3], values_NKTD.shape[3]
-    return (
-        not _broken
-        and (query_RHD.is_cuda or INTERPRETED)
-        and query_RHD.dtype == keys_NKTD.dtype == values_NKTD.dtype
-        and query_RHD.dtype in _DTYPES
-        and all(16 <= size <= 256 and size & (size - 1) == 0 for size in sizes)
-        and all(each.stride(-1) == 1 for each in (query_RHD, keys_NKTD, values_NKTD))
-    )
-
-
-#: Combinations of dtype and sizes that were compared with torch's attention.
+#: Kinds of launches that were compared with torch.
 _checked: set[tuple[object, ...]] = set()
 #: Whether a launch or the comparison has failed.
 _broken = False
 if triton is not None:
-
-    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    # Another number must not compile another kernel.
+    @triton.jit(do_not_specialize=["table_row", "tiles"])  # type: ignore[untyped-decorator, unused-ignore]
     def _attend(  # type: ignore[no-untyped-def]
         query_ptr,
         keys_ptr,
@@ -135,7 +249,8 @@ if triton is not None:
         out_ptr,
         table_ptr,
         positions_ptr,
-        query_row,
+        tiles_ptr,
+        query_token,
         query_head,
         keys_page,
         keys_head,
@@ -143,27 +258,41 @@ if triton is not None:
         values_page,
         values_head,
         values_token,
-        out_row,
+        out_token,
         out_head,
         table_row,
+        tiles,
         scale,
+        tiled: tl.constexpr,
         groups: tl.constexpr,
+        padded_groups: tl.constexpr,
         queries: tl.constexpr,
         size: tl.constexpr,
         value_size: tl.constexpr,
         page: tl.constexpr,
         columns: tl.constexpr,
     ):
-        """One program per row and KV head: online softmax over blocks of tokens."""
-        row = tl.program_id(0).to(tl.int64)
+        """One program per tile of a row's tokens, and KV head: online softmax over blocks of columns."""
+        tile = tl.program_id(0)
         head = tl.program_id(1)
-        length = tl.load(positions_ptr + row) + 1
-        group_Q = tl.arange(0, queries)
+        if tiled:
+            row = tl.load(tiles_ptr + tile).to(tl.int64)
+            first = tl.load(tiles_ptr + tiles + tile).to(tl.int64)
+            count = tl.load(tiles_ptr + 2 * tiles + tile)
+        else:
+            row = tile.to(tl.int64)
+            first = row
+            count = 1
+        query_Q = tl.arange(0, queries)
         size_D, value_E, column_C = tl.arange(0, size), tl.arange(0, value_size), tl.arange(0, columns)
+        slot_Q, group_Q = query_Q // padded_groups, query_Q % padded_groups
+        mask_Q = (slot_Q < count) & (group_Q < groups)
+        token_Q = first + tl.minimum(slot_Q, count - 1)
         heads_Q = head * groups + group_Q
-        mask_Q = group_Q < groups
+        position_Q = tl.load(positions_ptr + token_Q)
+        length = tl.max(position_Q, axis=0) + 1
         query_QD = tl.load(
-            query_ptr + row * query_row + heads_Q[:, None] * query_head + size_D[None, :],
+            query_ptr + token_Q[:, None] * query_token + heads_Q[:, None] * query_head + size_D[None, :],
             mask=mask_Q[:, None],
             other=0.0,
         )
@@ -181,7 +310,7 @@ if triton is not None:
             key_C = page_C * keys_page + slot_C * keys_token
             key_DC = tl.load(keys_ptr + key_C[None, :] + size_D[:, None], mask=mask_C[None, :], other=0.0)
             score_QC = tl.dot(query_QD, key_DC, input_precision="ieee") * scale
-            score_QC = tl.where(mask_C[None, :], score_QC, float("-inf"))
+            score_QC = tl.where(position_C[None, :] <= position_Q[:, None], score_QC, float("-inf"))
             new_max_Q = tl.maximum(max_Q, tl.max(score_QC, axis=1))
             p_QC = tl.exp(score_QC - new_max_Q[:, None])
             alpha_Q = tl.exp(max_Q - new_max_Q)
@@ -191,7 +320,50 @@ if triton is not None:
             acc_QE = acc_QE * alpha_Q[:, None] + tl.dot(p_QC.to(value_CE.dtype), value_CE, input_precision="ieee")
             max_Q = new_max_Q
         tl.store(
-            out_ptr + row * out_row + heads_Q[:, None] * out_head + value_E[None, :],
+            out_ptr + token_Q[:, None] * out_token + heads_Q[:, None] * out_head + value_E[None, :],
             (acc_QE / denominator_Q[:, None]).to(query_QD.dtype),
             mask=mask_Q[:, None],
+        )
+
+    @triton.jit(do_not_specialize=["table_row"])  # type: ignore[untyped-decorator, unused-ignore]
+    def _store(  # type: ignore[no-untyped-def]
+        key_ptr,
+        value_ptr,
+        keys_ptr,
+        values_ptr,
+        table_ptr,
+        rows_ptr,
+        positions_ptr,
+        key_token,
+        key_head,
+        value_token,
+        value_head,
+        keys_page,
+        keys_head,
+        keys_slot,
+        values_page,
+        values_head,
+        values_slot,
+        table_row,
+        heads,
+        page: tl.constexpr,
+        padded_heads: tl.constexpr,
+        size: tl.constexpr,
+        value_size: tl.constexpr,
+    ):
+        """One program per token: copies the keys and values of all heads."""
+        token = tl.program_id(0).to(tl.int64)
+        position = tl.load(positions_ptr + token)
+        place = tl.load(table_ptr + tl.load(rows_ptr + token) * table_row + position // page)
+        slot = position % page
+        head_K = tl.arange(0, padded_heads)[:, None]
+        size_D, value_E = tl.arange(0, size)[None, :], tl.arange(0, value_size)[None, :]
+        mask_K = head_K < heads
+        key_KD = tl.load(key_ptr + token * key_token + head_K * key_head + size_D, mask=mask_K)
+        tl.store(keys_ptr + place * keys_page + slot * keys_slot + head_K * keys_head + size_D, key_KD, mask=mask_K)
+        value_KE = tl.load(value_ptr + token * value_token + head_K * value_head + value_E, mask=mask_K)
+        tl.store(
+            values_ptr + place * values_page + slot * values_slot + head_K * values_head + value_E,
+            value_KE,
+            mask=mask_K,
         )

@@ -129,7 +129,9 @@ class PagedDecoding:
         for chunk in prefill_chunks(pieces, PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"])):
             chunk.sort(key=lambda piece: len(piece[1]))
             ids_M, ends = packed_inputs(prompts, chunk, self.device)
-            runs = (run for some in similar_lengths(chunk) for run in _bounded(some))
+            # torch's attention pads rows to the longest.
+            padded = (run for some in similar_lengths(chunk) for run in _bounded(some))
+            runs = [chunk] if self.cache.has_kernels else padded
             batches = [self._attention_batch(page_lists, run) for run in runs]
             parts.append(forward_packed(self.model, ids_M, batches, ends))
             order += [index for index, span in chunk if span.stop == len(prompts[index])]
@@ -142,7 +144,8 @@ class PagedDecoding:
         layout = layout_of(pieces, self.device)
         width = pages_for(layout["columns"])
         table = page_table([pages[index][:width] for index, _ in pieces], width)
-        return PagedAttentionBatch(**layout, cache=self.cache, table_RP=table.to(self.device))
+        sizes = [len(span) for _, span in pieces]
+        return PagedAttentionBatch(**layout, cache=self.cache, table_RP=table.to(self.device), sizes=sizes)
 
     # --- decoding ---------------------------------------------------------------------------------------------
 

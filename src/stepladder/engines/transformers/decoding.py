@@ -8,6 +8,7 @@ prefix cache, prompts that occur several times prefilled once, and continuous ba
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
@@ -204,11 +205,13 @@ def packed_inputs(
 
 def layout_of(pieces: Sequence[Piece], device: torch.device) -> dict[str, Any]:
     """The arguments of `AttentionBatch` for pieces in consecutive rows."""
-    sizes = torch.tensor([len(span) for _, span in pieces])
+    sizes = np.array([len(span) for _, span in pieces])
+    rows_M = np.repeat(np.arange(len(pieces)), sizes)
+    starts_R = np.array([span.start for _, span in pieces]) - (np.cumsum(sizes) - sizes)
     return {
         "rows": len(pieces),
-        "rows_M": torch.arange(len(pieces)).repeat_interleave(sizes).to(device),
-        "positions_M": torch.tensor([position for _, span in pieces for position in span], device=device),
+        "rows_M": torch.from_numpy(rows_M).to(device),
+        "positions_M": torch.from_numpy(np.arange(len(rows_M)) + starts_R[rows_M]).to(device),
         "columns": max(span.stop for _, span in pieces),
         "max_query_len": int(sizes.max()),
     }

@@ -116,10 +116,6 @@ class AttentionBatch(ABC):
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of the rows, [rows, heads, columns, head size]."""
 
-    def attend_decode(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor | None:  # noqa: ARG002
-        """Attention of one token per row, if there is a faster way than a mask."""
-        return None
-
     @cached_property
     def _slots_M(self) -> torch.Tensor:
         """The index of each token among the tokens of its row."""
@@ -143,10 +139,7 @@ class AttentionBatch(ABC):
 
     def attend(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor:
         """Causal attention of the tokens to their rows. Heads K, H = K x G."""
-        self.attended = True
-        if self.max_query_len == 1 and (decoded := self.attend_decode(layer, query_MHD, scale)) is not None:
-            return decoded
-        self.length_aware = False
+        self.attended, self.length_aware = True, False
         keys_RKTD, values_RKTD = self.key_values(layer)
         (tokens, heads, size), kv_heads = query_MHD.shape, keys_RKTD.shape[1]
         groups = heads // kv_heads
