@@ -7,9 +7,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from stepladder.engines.paged import paged_attention as decode_kernel
 from stepladder.engines.paged.kv_cache import PAGE_SIZE
 from stepladder.engines.paged.paged_attention import paged_attention, store_pages, tiles_of
+from stepladder.engines.paged.triton_launch import INTERPRETED
 from tests.support.kv_pages import DEVICE, states
 
-_HERE = decode_kernel.triton is not None and (torch.cuda.is_available() or decode_kernel.INTERPRETED)
+_HERE = decode_kernel.triton is not None and (torch.cuda.is_available() or INTERPRETED)
 needs_triton = pytest.mark.skipif(
     not _HERE, reason="there is no Triton, or no GPU for it (TRITON_INTERPRET=1 does too)"
 )
@@ -97,10 +98,10 @@ def test_a_kernel_that_computes_something_else_is_not_used(
         out.fill_(7.0)
 
     monkeypatch.setattr(decode_kernel, "_launch", wrong)
-    monkeypatch.setattr(decode_kernel, "_broken", False)
-    monkeypatch.setattr(decode_kernel, "_checked", set())
+    monkeypatch.setattr(decode_kernel.LAUNCHER, "broken", False)
+    monkeypatch.setattr(decode_kernel.LAUNCHER, "checked", set())
     assert paged_attention(*states(2, 1, 1, 16, 32, torch.float32), None) is None
-    assert decode_kernel._broken
+    assert decode_kernel.LAUNCHER.broken
     assert "differs from torch's" in caplog.text
 
 
@@ -110,7 +111,7 @@ def test_a_kernel_that_cannot_be_made_is_not_asked_for_again(monkeypatch: pytest
         raise RuntimeError("no C compiler was found")
 
     monkeypatch.setattr(decode_kernel, "_launch", fail)
-    monkeypatch.setattr(decode_kernel, "_broken", False)
+    monkeypatch.setattr(decode_kernel.LAUNCHER, "broken", False)
     arguments = states(2, 1, 1, 16, 32, torch.float32)
     assert paged_attention(*arguments, None) is None
-    assert decode_kernel._broken
+    assert decode_kernel.LAUNCHER.broken

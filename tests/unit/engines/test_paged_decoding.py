@@ -17,6 +17,7 @@ from stepladder.engines.base import EngineOutOfMemory, Session
 from stepladder.engines.paged import cuda_graphs as passes, paged_attention as decode_kernel, paged_decoding as pool
 from stepladder.engines.paged.kv_cache import PAGE_SIZE, PagedKVCache, kv_bytes_per_token
 from stepladder.engines.paged.paged_attention import tiles_of
+from stepladder.engines.paged.triton_launch import INTERPRETED
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.packed_attention import use_packed_attention
 from tests.support.paged_requests import TEXTS, replies, requests, same
@@ -432,12 +433,12 @@ def test_with_attention_by_length_there_is_one_pass_for_each_number_of_rows(
     assert len(numbers) == len(set(numbers))
 
 
-@pytest.mark.skipif(not decode_kernel.INTERPRETED, reason="Triton does not run on the CPU (TRITON_INTERPRET=1)")
+@pytest.mark.skipif(not INTERPRETED, reason="Triton does not run on the CPU (TRITON_INTERPRET=1)")
 def test_with_the_kernel_acted_out_the_words_are_the_same(recorded: list[Replayed]) -> None:
     asked = requests(limit=7)
     assert all(same(a, b) for a, b in zip(replies(engine_with(True), asked), replies(engine_with(False), asked)))
-    assert decode_kernel._checked
-    assert not decode_kernel._broken
+    assert decode_kernel.LAUNCHER.checked
+    assert not decode_kernel.LAUNCHER.broken
 
 
 def test_passes_over_longer_lists_are_recorded_in_memory_of_their_own(

@@ -2,35 +2,29 @@
 
 In: the queries, keys and values of packed tokens, the pages, the page table, the position of each token. torch's
 kernels need contiguous rows of equal length and a mask; here the cost of a token is proportional to its position,
-whatever the other rows do. Everything that changes from pass to pass is read on the device, so a CUDA graph works for rows of any
-length.
+whatever the other rows do. Everything that changes from pass to pass is read on the device, so a CUDA graph works for
+rows of any length.
 
 `paged_attention` returns None and `store_pages` False if they are not supported: no Triton, no GPU, another head size.
 """
 
-from collections.abc import Callable, Sequence
-from logging import getLogger
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-try:  # Triton comes with torch for CUDA
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from stepladder.engines.paged.triton_launch import Launcher, triton
+
+if triton is not None:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError:
-    triton = tl = None
 
-log = getLogger(__name__)
-
-#: Whether Triton interprets kernels on the CPU, as in tests.
-INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)
 #: Columns per block; queries (tokens x heads that share keys) per tile, and the least of a matrix product on a GPU.
 _COLUMNS, _TILE_QUERIES, _MIN_QUERIES = 64, 64, 16
 #: Tolerance against torch's attention, relative.
 _TOLERANCE = 0.03
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LAUNCHER = Launcher("the Triton attention kernels are")
 #: Queries, keys, values, page table, rows and positions of the tokens, scale, tiles.
 _Inputs = tuple[
     torch.Tensor,
@@ -63,7 +57,9 @@ def paged_attention(
     out_MHD = query_MHD.new_empty(*query_MHD.shape[:2], values_NKTD.shape[3])
     inputs = query_MHD, keys_NKTD, values_NKTD, table_RP, rows_M, positions_M, scale, tiles_3X
     kind = "attend", tiles_3X is None, query_MHD.shape[1], query_MHD.dtype, *keys_NKTD.shape[1:], values_NKTD.shape[3]
-    launched = _launched(query_MHD, kind, lambda: _launch(inputs, out_MHD), lambda: _check_attention(inputs, out_MHD))
+    launched = LAUNCHER.launch(
+        query_MHD, kind, lambda: _launch(inputs, out_MHD), lambda: _check_attention(inputs, out_MHD)
+    )
     return out_MHD if launched else None
 
 
@@ -111,7 +107,7 @@ def store_pages(
                 if not torch.equal(written[page, :, slot], state[token]):
                     raise ArithmeticError("it did not write what it should")
 
-    return _launched(key_MKD, kind, launch, check)
+    return LAUNCHER.launch(key_MKD, kind, launch, check)
 
 
 def tiles_of(sizes: Sequence[int], groups: int, device: torch.device) -> torch.Tensor:
@@ -136,35 +132,12 @@ def is_supported(states_MHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD:
     """Whether the kernels can be used with these queries or keys."""
     sizes = keys_NKTD.shape[3], values_NKTD.shape[3]
     return (
-        triton is not None
-        and not _broken
-        and (states_MHD.is_cuda or INTERPRETED)
+        LAUNCHER.usable(states_MHD)
         and states_MHD.dtype == keys_NKTD.dtype == values_NKTD.dtype
         and states_MHD.dtype in _DTYPES
         and all(16 <= size <= 256 and size & (size - 1) == 0 for size in sizes)
         and all(each.stride(-1) == 1 for each in (states_MHD, keys_NKTD, values_NKTD))
     )
-
-
-def _launched(
-    states_MHD: torch.Tensor, kind: tuple[Any, ...], launch: Callable[[], None], check: Callable[[], None]
-) -> bool:
-    """Launch a kernel, and check its result the first time. False: it failed, and no kernel is used from now on."""
-    try:
-        # Triton launches on the current device.
-        with torch.cuda.device_of(states_MHD):  # type: ignore[no-untyped-call]
-            launch()
-        if kind not in _checked:
-            check()
-            _checked.add(kind)
-    except torch.OutOfMemoryError:
-        raise  # not the kernel's fault
-    except Exception as error:  # noqa: BLE001 - Triton compiles when it is first called, and fails in many ways
-        global _broken
-        _broken = True
-        log.warning("the Triton attention kernels are disabled, using torch's: %s", error)
-        return False
-    return True
 
 
 def _check_attention(inputs: _Inputs, found_MHD: torch.Tensor) -> None:
@@ -235,10 +208,6 @@ def _launch(inputs: _Inputs, out_MHD: torch.Tensor) -> None:
     )
 
 
-#: Kinds of launches that were compared with torch.
-_checked: set[tuple[object, ...]] = set()
-#: Whether a launch or the comparison has failed.
-_broken = False
 if triton is not None:
     # Another number must not compile another kernel.
     @triton.jit(do_not_specialize=["table_row", "tiles"])  # type: ignore[untyped-decorator, unused-ignore]

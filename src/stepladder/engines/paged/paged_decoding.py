@@ -153,9 +153,9 @@ class PagedDecoding:
     def step(self) -> list[Row]:
         """Generate one token for every row; returns the rows that finished."""
         assert self.runner is not None
-        tokens_B, logprobs_B = self.sampler.draw(self.logits_BV, self.active)
-        drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one device synchronization per token
-        for row, token, logprob in zip(self.active, *drawn):
+        drawn_2B = self.sampler.draw(self.logits_BV, self.active)
+        tokens_B = drawn_2B[0].long()
+        for row, token, logprob in zip(self.active, *drawn_2B.tolist()):  # one device synchronization per token
             self.append(row, int(token), logprob)
         finished = [row for row in self.active if row.finish is not None]
         if finished:

@@ -70,13 +70,12 @@ class PackedDecoding:
     def step(self) -> list[Row]:
         """Generate one token for every row; returns the rows that finished."""
         drawn = [group.sampler.draw(group.logits_BV, group.active) for group in self.groups]
-        tokens_B, logprobs_B = (torch.cat(parts) for parts in zip(*drawn))
-        values = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one device synchronization per token
+        values = torch.cat(drawn, dim=1).tolist()  # one device synchronization per token
         for row, token, logprob in zip((row for group in self.groups for row in group.active), *values):
             self.append(row, int(token), logprob)
         finished = [row for group in self.groups for row in group.active if row.finish is not None]
-        for group, (tokens_G, _) in zip(self.groups, drawn):
-            self.cache.add(group.kv_cache, group.move_finished(tokens_G))
+        for group, drawn_2G in zip(self.groups, drawn):
+            self.cache.add(group.kv_cache, group.move_finished(drawn_2G[0].long()))
         self.groups = [group for group in self.groups if group.active]
         if self.groups:
             batches = [group.decode_batch() for group in self.groups]
@@ -271,16 +270,15 @@ def decode_padded(model: Any, config: Any, rows: Sequence[Row], append: Append) 
         ).logits[:, -1]
         if not any(map(_is_filled, cache.layers)):
             raise BackendError(f"{type(model).__name__} does not use transformers' KV cache")
-        tokens_B, logprobs_B = sampler.draw(logits_BV, active)
-        drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()
-        for row, token, logprob in zip(active, *drawn):
+        drawn_2B = sampler.draw(logits_BV, active)
+        for row, token, logprob in zip(active, *drawn_2B.tolist()):
             if row.finish is None:
                 append(row, int(token), logprob)
         staying = [index for index, row in enumerate(active) if row.finish is None]
         if not staying:
             return
         positions_BT = positions_BT[:, -1:] + 1
-        ids_BT = tokens_B[:, None]
+        ids_BT = drawn_2B[0].long()[:, None]
         # Rows cannot be removed from recurrent layers: finished rows stay in the batch and are ignored.
         recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
         if len(staying) < len(active) and not recurrent:

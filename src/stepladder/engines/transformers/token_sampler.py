@@ -14,6 +14,7 @@ import torch
 
 from stepladder.core.requests import Finish, Sampling
 from stepladder.core.trace import Segment
+from stepladder.engines.paged.sampling import sample_tokens
 from stepladder.engines.transformers.constrained import TokenConstraint, mask_logits
 
 #: Below this temperature, decoding is greedy.
@@ -85,6 +86,7 @@ class Sampler:
     def _upload(self) -> None:
         """Copy the per-row parameters to the device."""
         indices = np.flatnonzero(self.sampled)
+        self.temperature_B = torch.from_numpy(self.temperature).to(self.device, torch.float32)
         self.chosen_H = torch.from_numpy(indices).to(self.device)
         self.temperature_H1 = self._column(self.temperature[indices]).float()
         self.top_p_H1 = self._column(self.top_p[indices]) if (self.top_p[indices] < 1).any() else None
@@ -92,18 +94,32 @@ class Sampler:
     def _column(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)[:, None]
 
-    def draw(self, logits_BV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next token of every row and its log-prob."""
-        logits_BV = mask_logits(logits_BV.float(), [row.constraint for row in rows])
+    def draw(self, logits_BV: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+        """The next token of every row and its log-prob, as numbers of [2, B]."""
+        logits_BV = mask_logits(logits_BV, [row.constraint for row in rows])
+        drawn_2B = self._draw_by_kernel(logits_BV)
+        if drawn_2B is None:
+            drawn_2B = self._draw_by_torch(logits_BV.float())
+        self.steps += 1
+        return drawn_2B
+
+    def _draw_by_kernel(self, logits_BV: torch.Tensor) -> torch.Tensor | None:
+        if self.top_p_H1 is not None:
+            return None
+        draws = np.zeros(len(self.steps), dtype=np.float32)
+        draws[self.sampled] = self.draws[self.sampled, self.steps[self.sampled]]
+        return sample_tokens(logits_BV, self.temperature_B, torch.from_numpy(draws).to(self.device), GREEDY_BELOW)
+
+    def _draw_by_torch(self, logits_BV: torch.Tensor) -> torch.Tensor:
         if self.sampled.all():
             tokens_B = self._sample(logits_BV)
         else:
             tokens_B = logits_BV.argmax(dim=-1)
             if self.sampled.any():
                 tokens_B = tokens_B.index_copy(0, self.chosen_H, self._sample(logits_BV[self.chosen_H]))
-        self.steps += 1
         chosen_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
-        return tokens_B, (chosen_B - logits_BV.logsumexp(dim=-1)).clamp(max=0.0)
+        logprobs_B = (chosen_B - logits_BV.logsumexp(dim=-1)).clamp(max=0.0)
+        return torch.stack([tokens_B.double(), logprobs_B.double()])
 
     def _sample(self, logits_HV: torch.Tensor) -> torch.Tensor:
         """Inverse transform sampling: the first token whose cumulative mass exceeds the draw."""
