@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from stepladder.core.requests import Sampling
-from stepladder.engines.paged import sampling
-from stepladder.engines.paged.sampling import sample_tokens
+from stepladder.engines.paged import sampling_kernel
+from stepladder.engines.paged.sampling_kernel import sample_tokens
 from stepladder.engines.paged.triton_launch import INTERPRETED
 from stepladder.engines.transformers.token_sampler import GREEDY_BELOW, Row, Sampler
 
@@ -39,8 +39,8 @@ def test_it_draws_what_torch_draws(vocabulary: int, dtype: torch.dtype) -> None:
         theirs.steps += 1
         assert torch.equal(found_2B[0], expected_2B[0])
         assert torch.allclose(found_2B[1], expected_2B[1], atol=1e-4)
-    assert not sampling.LAUNCHER.broken
-    assert sampling.LAUNCHER.checked
+    assert not sampling_kernel.LAUNCHER.broken
+    assert sampling_kernel.LAUNCHER.checked
 
 
 def test_the_shares_of_tokens_are_their_probabilities() -> None:
@@ -77,12 +77,12 @@ def test_nan_is_told_by_the_log_prob(temperature: float) -> None:
 def test_a_kernel_that_draws_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sampling, "_launch", lambda *inputs: inputs[3].fill_(-1.0))
-    monkeypatch.setattr(sampling.LAUNCHER, "broken", False)
-    monkeypatch.setattr(sampling.LAUNCHER, "checked", set())
+    monkeypatch.setattr(sampling_kernel, "_launch", lambda *inputs: inputs[3].fill_(-1.0))
+    monkeypatch.setattr(sampling_kernel.LAUNCHER, "broken", False)
+    monkeypatch.setattr(sampling_kernel.LAUNCHER, "checked", set())
     rows = rows_at([1.0, 0.0])
     logits_BV = logits_of(2, 50)
     expected_2B = Sampler(rows, DEVICE)._draw_by_torch(logits_BV)
     assert torch.equal(Sampler(rows, DEVICE).draw(logits_BV, rows), expected_2B)
-    assert sampling.LAUNCHER.broken
+    assert sampling_kernel.LAUNCHER.broken
     assert "sampling kernel is disabled" in caplog.text

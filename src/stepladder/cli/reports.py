@@ -111,6 +111,10 @@ def study_command(
             "none",
         ),
     ] = None,
+    slot: Annotated[
+        float | None,
+        option("MINUTES", "Stop after so many minutes, and begin no run that takes longer.", "none", min=0.1),
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: only print what is finished.")] = False,
     options: RunOptions,
 ) -> None:
@@ -138,7 +142,7 @@ def study_command(
             options.confirm(stale)
         with interruptible():
             try:
-                run_study(planned, path, jobs=jobs, update=update, keep=keep, console=ERR)
+                run_study(planned, path, jobs=jobs, update=update, keep=keep, minutes=slot, console=ERR)
             except StepladderError as error:  # the results of the other runs are still shown
                 failure = error
     results = read_results(planned, path, registration)

@@ -55,10 +55,16 @@ def test_the_best_of_several_episodes_is_chosen_by_score() -> None:
     # The third has no answer, so it is never chosen.
     assert means == {
         "last": 0.0, "least": 1.0, "mean": 1.0, "vote": 1.0, "weighted": 1.0,
-        "random": pytest.approx(1 / 3), "oracle": 1.0,
+        "random": pytest.approx(1 / 3), "oracle": 1.0, "flat": 0.0,
     }  # fmt: skip
     assert (found["questions"], found["episodes"]) == (1, 3)
     assert best_of([right], [[1.0]]) is None
+    flat = best_of([right, right, wrong, wrong], [*scores, [0.0]])
+    assert flat is not None
+    assert flat["flat"]["mean"] == 0.0, "one question, right and wrong"
+    flat = best_of([wrong, wrong], scores[:2])
+    assert flat is not None
+    assert flat["flat"]["mean"] == 1.0
 
 
 @pytest.mark.parametrize(("logit_of_wrong", "chosen"), [(1.0, 1.0), (3.0, 0.0)])

@@ -14,7 +14,7 @@ import torch
 
 from stepladder.core.requests import Finish, Sampling
 from stepladder.core.trace import Segment
-from stepladder.engines.paged.sampling import sample_tokens
+from stepladder.engines.paged.sampling_kernel import sample_tokens
 from stepladder.engines.transformers.constrained import TokenConstraint, mask_logits
 
 #: Below this temperature, decoding is greedy.

@@ -125,7 +125,8 @@ def best_of(trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]
     `weighted` chooses as guided inference with `strategy: trajectories` and `weighted: true`: by the probability of the
     lowest score times the number of episodes with the same answer. For comparison: `random` is what choosing at random
     gives, `vote` the most frequent answer, `oracle` the best one by F1. An episode without an answer is never chosen if
-    there is another. None without a question that has several episodes and a known answer.
+    there is another. `flat` is the share of questions whose episodes all have the same F1: there is nothing to choose,
+    and nothing that GRPO learns from. None without a question that has several episodes and a known answer.
     """
     episodes: dict[str, list[_Episode]] = defaultdict(list)
     for trajectory, found in zip(trajectories, scores, strict=True):
@@ -143,6 +144,7 @@ def best_of(trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]
     chosen["weighted"] = [_voted(same, lambda each: sigmoid(min(each.scores))) for same in several]
     chosen["random"] = [fmean(each.f1 for each in same) for same in several]
     chosen["oracle"] = [max(each.f1 for each in same) for same in several]
+    chosen["flat"] = [float(len({each.f1 for each in same}) == 1) for same in several]
     sizes = {len(each) for each in several}
     return {
         "questions": len(several),

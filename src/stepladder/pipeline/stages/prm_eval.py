@@ -318,7 +318,7 @@ STAGE = StageSpec(
     check=check_prm_eval,
     accepts_server=True,
     persistent_files=POLICY_FILES,
-    version=5,  # steps of episodes with the same outcome
+    version=6,  # share of questions whose episodes have the same F1
     summarize=summarize,
     labels=no_labels,
 )

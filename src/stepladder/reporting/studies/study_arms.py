@@ -42,6 +42,7 @@ def prepare(study: Study, overrides: Sequence[str] = ()) -> Study:
         raise StepladderError(f"study {study.name}: {_changed_shared(study, recipes)}")
     shared = study.shared or (same[-1] if same else None)
     study = study.model_copy(update={"shared": shared, "last": last})
+    _check_gates(study, shared_recipe(study, study.seed_list[0]) if shared else None)
     for arm, recipe in recipes.items():
         _check_estimand(study, arm, recipe, same[: same.index(shared) + 1] if shared else [])
     _check_questions(study, recipes)
@@ -132,6 +133,22 @@ def _changed_shared(study: Study, recipes: dict[str, Recipe]) -> str:
                 "Name an earlier stage in `shared`, or leave it out"
             )
     raise AssertionError("the stages differ")
+
+
+def _check_gates(study: Study, shared: Recipe | None) -> None:
+    """A gate is about a stage that all arms share."""
+    names = [] if shared is None else [stage.name for stage in shared.stages]
+    for name, gate in study.gates.items():
+        where = f"study {study.name}: gates.{name}"
+        if gate.stage not in names:
+            kept = f"they share {', '.join(names)}" if names else "they share none"
+            raise StepladderError(f"{where}: {gate.stage} is no stage that all arms share: {kept}")
+        if len(gate.metrics) > 2:
+            raise StepladderError(f"{where}: expected one number, or two as `first - second`, found {gate.metric!r}")
+        kind = get_stage(next(stage.kind for stage in shared.stages if stage.name == gate.stage)) if shared else None
+        if kind is not None and EVALUATION in kind.outputs:
+            for metric in gate.metrics:
+                _check_number(metric, where)
 
 
 def _check_estimand(study: Study, arm: str, recipe: Recipe, shared: Sequence[str]) -> None:

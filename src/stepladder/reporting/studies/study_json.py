@@ -33,6 +33,10 @@ def plain_results(results: StudyResults) -> dict[str, Any]:
         if registration is None
         else {name: value for name, value in asdict(registration).items() if name != "definition"},
         "budget": None if study.budget is None else study.budget.model_dump(mode="json", exclude_none=True),
+        "gates": {
+            name: {"expected": str(study.gates[name]), "by_seed": _by_seed(values)}
+            for name, values in results.gates.items()
+        },
         "budget_breaches": [str(each) for each in breaches(results)],
         "start": {"by_seed": _by_seed(results.start), **_interval(results.start)},
         "shared": None if results.shared is None else results.shared.plain(),

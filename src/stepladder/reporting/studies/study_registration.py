@@ -63,6 +63,8 @@ def definition(study: Study) -> dict[str, Any]:
     """Everything that defines a study, as plain data: with its recipe, without the reason of an amendment."""
     plain = study.model_dump(mode="json", exclude={"amended", "name", "recipe"})
     plain["seeds"] = list(study.seed_list)
+    if not study.gates:  # defined as before there were gates
+        plain.pop("gates")
     plain["overrides"] = _defining(study.overrides)
     path = find_recipe(study.recipe)
     recipe = read_yaml(path)

@@ -169,6 +169,9 @@ def notes(results: StudyResults) -> list[str]:
     selecting = selecting_stages(study) if study.estimand.last_checkpoints is None else []
     if selecting:
         lines.append(f"selection: {', '.join(selecting)} keeps its best checkpoint by F1 on dev questions")
+    for name, values in results.gates.items():
+        listed = " ".join(f"{value:.3f}" for value in values.values()) or "not measured yet"
+        lines.append(f"gate {name}: {listed} ({study.gates[name]})")
     lines += _registered(results)
     codes = codes_of(results)
     if codes:

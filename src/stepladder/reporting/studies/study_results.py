@@ -14,6 +14,7 @@ from typing import Any
 from stepladder.evaluation.statistics import Interval
 from stepladder.reporting.charts.figures import Point
 from stepladder.reporting.studies.study_arms import own_stages, recipe_of
+from stepladder.reporting.studies.study_gates import measured_gates
 from stepladder.reporting.studies.study_ledger import Ledger, mean_ledger
 from stepladder.reporting.studies.study_registration import Registration
 from stepladder.reporting.studies.study_run_result import RunReader, RunResult
@@ -87,6 +88,8 @@ class StudyResults:
     sessions: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     #: Seconds of all stages of all runs, the shared ones once.
     seconds: float = 0.0
+    #: What the shared stages had reached, by gate and seed.
+    gates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def arm(self, name: str) -> ArmResult:
         """An arm by its name."""
@@ -113,7 +116,13 @@ def read_results(study: Study, folder: Path, registration: Registration | None =
         registration,
         reader.sessions,
         reader.seconds,
+        _gates(study, folder),
     )
+
+
+def _gates(study: Study, folder: Path) -> dict[str, dict[int, float]]:
+    by_seed = {seed: measured_gates(study, folder, seed) for seed in study.seed_list}
+    return {gate: {seed: found[gate] for seed, found in by_seed.items() if gate in found} for gate in study.gates}
 
 
 def compare_arms_by_seed(study: Study, arms: Sequence[ArmResult]) -> tuple[ContrastResult, ...]:

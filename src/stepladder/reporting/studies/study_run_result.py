@@ -122,7 +122,7 @@ class RunReader:
         before, result = records.get(study.shared), records[study.estimand.stage]
         if before is None or before.kind != result.kind:
             return None
-        return _number(before.summary, study.estimand.metric)
+        return number_in(before.summary, study.estimand.metric)
 
 
 def _unfinished_state(path: Path, stages: Sequence[str]) -> str | None:
@@ -139,11 +139,11 @@ def estimate(estimand: Estimand, run: RunData) -> float:
     record = next(each for each in run.report.stages if each.name == estimand.stage)
     if estimand.last_checkpoints is not None:
         return _last_checkpoints(estimand, run.folder / estimand.stage / "curves.jsonl", estimand.last_checkpoints)
-    value = _number(record.summary, estimand.metric)
+    value = number_in(record.summary, estimand.metric)
     if value is None:
         raise StepladderError(
             f"{run.folder}: the stage {estimand.stage} has no number '{estimand.metric}'. It has: "
-            f"{', '.join(_numbers_in(record))}"
+            f"{', '.join(numbers_in(record))}"
         )
     return value
 
@@ -159,7 +159,7 @@ def _last_checkpoints(estimand: Estimand, path: Path, count: int) -> float:
     return math.fsum(rows[-count:]) / count
 
 
-def _number(summary: Mapping[str, Any], metric: str) -> float | None:
+def number_in(summary: Mapping[str, Any], metric: str) -> float | None:
     """A number of a summary, by its name with dots; of a group with a mean, the mean."""
     value: Any = summary
     for part in metric.split("."):
@@ -169,8 +169,9 @@ def _number(summary: Mapping[str, Any], metric: str) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _numbers_in(record: StageRecord) -> list[str]:
-    return [name for name in record.summary if _number(record.summary, name) is not None]
+def numbers_in(record: StageRecord) -> list[str]:
+    """The names of the numbers in the summary of a stage, without nested ones."""
+    return [name for name in record.summary if number_in(record.summary, name) is not None]
 
 
 def _dev_curve(path: Path) -> dict[int, float]:

@@ -23,8 +23,10 @@ from rich.console import Console
 from stepladder.core.errors import StepladderError
 from stepladder.reporting.run_tables import say
 from stepladder.reporting.studies.study_arms import recipe_of, shared_recipe
+from stepladder.reporting.studies.study_gates import check_gates, expect_passed
 from stepladder.reporting.studies.study_job import ERROR, Job
 from stepladder.reporting.studies.study_run_result import RunReader, result_file, run_folder
+from stepladder.reporting.studies.study_slot import Slot
 from stepladder.reporting.studies.study_spec import SHARED, Study
 
 #: What is kept of a finished run.
@@ -44,15 +46,20 @@ def run_study(
     jobs: int = 1,
     update: bool = False,
     keep: Keep = "runs",
+    minutes: float | None = None,
     console: Console | None = None,
 ) -> None:
     """Run all arms and seeds of a prepared study. `jobs`: number of parallel runs. `keep`: the runs, or their results
-    alone.
+    alone. `minutes`: stop then, and begin nothing that takes longer.
     """
+    expect_passed(study, folder)
     runs = {run_folder(folder, seed, arm): (seed, arm) for seed in study.seed_list for arm in study.arms}
+    shared = {run_folder(folder, seed, SHARED): seed for seed in study.seed_list}
     reader, log = RunReader(study, folder), console or Console(stderr=True)
 
     def ended(job: Job) -> None:
+        if job.folder in shared:
+            check_gates(study, folder, shared[job.folder])
         if keep == "results" and job.folder in runs and (why := reader.keep_result(*runs[job.folder])) is not None:
             say(log, f"{job.name}: the run is kept: {why}")
 
@@ -60,7 +67,8 @@ def run_study(
         for each in runs.values():
             reader.keep_result(*each)
     work = [job for seed in study.seed_list for job in jobs_of(study, folder, seed, update)]
-    run_jobs(work, jobs, log, ended=ended)
+    slot = None if minutes is None else Slot(minutes, study, folder, jobs)
+    run_jobs(work, jobs, log, ended=ended, slot=slot)
 
 
 def jobs_of(study: Study, folder: Path, seed: int, update: bool = False) -> list[Job]:
@@ -92,11 +100,12 @@ def run_jobs(
     command: Sequence[str] = COMMAND,
     *,
     ended: Callable[[Job], None] | None = None,
+    slot: Slot | None = None,
 ) -> None:
     """Run all jobs that are not done, each after its origin, and once the files that it needs exist.
 
     `jobs`: maximum number of parallel jobs, or of each group of jobs. `ended`: called with each job that succeeds.
-    Raises at the end if any failed.
+    `slot`: when to stop. Raises at the end if any failed.
     """
     waiting = [job for job in work if job.done is None or not job.done.exists()]
     limits = jobs if isinstance(jobs, Mapping) else dict.fromkeys((job.group for job in waiting), jobs)
@@ -105,8 +114,10 @@ def run_jobs(
     groups = Counter(job.group for job in waiting)
     environment = _environment(sum(min(limits[group], count) for group, count in groups.items()))
     try:
-        while running or any(_can_start(job, finished) for job in waiting):
-            for job in [job for job in waiting if _can_start(job, finished)]:
+        while running or any(_can_start(job, finished, slot) for job in waiting):
+            if slot is not None and slot.left <= 0:
+                break
+            for job in [job for job in waiting if _can_start(job, finished, slot)]:
                 if sum(run.job.group == job.group for run in running) < limits[job.group]:
                     waiting.remove(job)
                     running.append(_start(job, command, environment))
@@ -121,6 +132,8 @@ def run_jobs(
                     failures.append(f"{run.job.name}: {_reason(run)}")
                 else:
                     finished.add(run.job.folder)
+                    if slot is not None:
+                        slot.took(run.job, time.monotonic() - run.began)
                     if run.job.done is not None:
                         run.job.done.touch()
                     if ended is not None:
@@ -129,6 +142,11 @@ def run_jobs(
                 say(console, f"{run.job.name}: {state} ({time.monotonic() - run.began:,.0f} s; {count} of {total})")
     finally:
         _stop(running)
+    if slot is not None and (running or any(_can_start(job, finished, None) for job in waiting)):
+        stopped = f"{len(running)} runs were stopped, " if running else ""
+        left = f"{len(running) + len(waiting)} of {total} are left"
+        say(console, f"the slot of {slot.minutes:g} minutes has no room: {stopped}{left}. The same command goes on")
+        waiting = []
     for job in waiting:
         missing = [str(path) for path in job.needs if not path.exists()] or [str(job.origin)]
         say(console, f"{job.name}: left out, it needs {', '.join(missing)}")
@@ -136,7 +154,9 @@ def run_jobs(
         raise StepladderError(f"{len(failures)} of {total} runs failed; {failures[0]}. See their logs")
 
 
-def _can_start(job: Job, finished: Container[Path]) -> bool:
+def _can_start(job: Job, finished: Container[Path], slot: Slot | None) -> bool:
+    if slot is not None and not slot.fits(job):
+        return False
     return (job.origin is None or job.origin in finished) and all(path.exists() for path in job.needs)
 
 

@@ -61,6 +61,37 @@ class Estimand(Config):
         return f"{self.metric} of {self.stage}" + (f", mean of its last {last} checkpoints" if last else "")
 
 
+class Gate(Config):
+    """What a shared stage must have reached before an arm is begun."""
+
+    stage: Text
+    #: A number of the stage's summary, nested ones with a dot; or the difference of two, `best_of.oracle - f1`.
+    metric: Text
+    least: float | None = None
+    most: float | None = None
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Self:
+        if self.least is None and self.most is None:
+            raise ValueError("expected `least`, `most` or both")
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise ValueError(f"expected least <= most, found {self.least:g} and {self.most:g}")
+        return self
+
+    @property
+    def metrics(self) -> list[str]:
+        """The number, or the two of a difference."""
+        return [each.strip() for each in self.metric.split(" - ")]
+
+    def passed(self, value: float) -> bool:
+        """Whether the number is within the bounds."""
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+    def __str__(self) -> str:
+        bounds = {"at least": self.least, "at most": self.most}
+        return " and ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+
+
 class Budget(Config):
     """What the arms have in common: `equal` to the baseline, or a number, within a tolerance.
 
@@ -117,6 +148,8 @@ class Study(Config):
         default={}, validate_default=True
     )
     budget: Budget | None = None
+    #: What the shared stages of every seed must have reached, by name.
+    gates: dict[Text, Gate] = Field(default={})
     #: The smallest difference that matters: what the number of seeds is planned for.
     smallest_effect: PositiveFloat | None = None
     #: The last stage that the arms share; null: all stages before the first one that differs.
