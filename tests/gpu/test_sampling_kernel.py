@@ -11,7 +11,7 @@ from stepladder.engines.transformers.token_sampler import GREEDY_BELOW, Row, Sam
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(
-    sampling.triton is None or not (torch.cuda.is_available() or INTERPRETED),
+    sampling_kernel.triton is None or not (torch.cuda.is_available() or INTERPRETED),
     reason="there is no Triton, or no GPU for it (TRITON_INTERPRET=1 does too)",
 )
 
