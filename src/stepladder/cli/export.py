@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from stepladder.agents import is_agent_file
 from stepladder.cli.agent_options import PolicyStage, policy_of
 from stepladder.cli.declarations import OUT, listed, option, path_option, print_json, say
@@ -18,6 +20,7 @@ from stepladder.models.resolve import base_models
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import PAIRS
 from stepladder.preferences.export import EXPORTS, SPLITS, export, read_pair_file
+from stepladder.preferences.marks import read_marks
 
 #: Below this fraction of the weight change, `adapter` explains what may be missing.
 _LOW_FRACTION = 0.9
@@ -35,6 +38,9 @@ def export_command(
         str | None, option("NAME", "Model to train, for formats with a training configuration.", "to fill in")
     ] = None,
     stage: Annotated[str | None, option("NAME", "The run's stage with the pairs.", "the newest")] = None,
+    exclude_marked: Annotated[
+        bool, typer.Option("--exclude-marked", help="With --run: leave out the pairs that are marked as wrong.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write preference pairs in the format of another trainer."""
@@ -45,17 +51,25 @@ def export_command(
         found = output_of(run, PAIRS, stage)
         origin = f"{run.resolve().name}/{found.parent.name}"
         splits = {split: read_records(found / f"{split}.jsonl", Pair) for split in SPLITS}
+        marks = read_marks(found)
     elif pairs is not None:
-        if stage is not None:
-            raise StepladderError(f"--stage selects a stage of a run, but {pairs} is a file: leave it out")
-        origin, splits = pairs.name, {"train": read_pair_file(pairs)}
-    done = export(to, splits, out, source=origin, model=model)
+        for flag, use, given in (
+            ("--stage", "selects a stage", stage),
+            ("--exclude-marked", "uses marks", exclude_marked),
+        ):
+            if given:
+                raise StepladderError(f"{flag} {use} of a run, but {pairs} is a file: leave it out")
+        origin, splits, marks = pairs.name, {"train": read_pair_file(pairs)}, {}
+    done = export(to, splits, out, source=origin, model=model, marks=marks, exclude_marked=exclude_marked)
     if as_json:
         result = {"folder": str(out), "source": origin, "pairs": done.pairs, "rows": done.rows, "files": done.files}
-        print_json(result)
+        print_json({**result, "marked": done.marked, "exclude_marked": exclude_marked})
         return
     counts = listed(f"{count:,} {split}" for split, count in done.pairs.items())
     say(f"{printable(str(out))}: {counts} pairs of {printable(origin)} as {to}; README.md says how to use them")
+    if done.marked:
+        effect = "left out" if exclude_marked else "exported too; --exclude-marked leaves them out"
+        say(f"{done.marked:,} pairs are marked as wrong: {effect}")
 
 
 def adapter_command(

@@ -1,7 +1,7 @@
 """Fingerprints: a stage is stale when anything it was computed from has changed.
 
-In: a recipe. Out: the ingredients of each stage, under the names users know (`stages.sft.num_train_epochs`,
-`data.train`), and a fingerprint of them. Files and folders count by content, not by path. Device and batch size are not
+In: a recipe, and the marks on the pairs of its run. Out: the ingredients of each stage, under the names users know
+(`stages.sft.num_train_epochs`, `data.train`), and a fingerprint of them. Files and folders count by content, not by path. Device and batch size are not
 included: they change results only by rounding, so a run may be resumed on another machine.
 """
 
@@ -26,9 +26,13 @@ from stepladder.retrieval.factory import retriever_info
 
 Ingredients = dict[str, Any]
 
+_NO_MARKS: Mapping[str, frozenset[str]] = {}
+#: Longer lists are shown by their length.
+_LISTED = 8
 
-def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
-    """The ingredients of each stage. A missing external file is an error."""
+
+def all_ingredients(recipe: Recipe, marked: Mapping[str, frozenset[str]] = _NO_MARKS) -> dict[str, Ingredients]:
+    """The ingredients of each stage. A missing external file is an error. `marked`: of `marked_pairs`."""
     shared = {
         "seed": recipe.seed,
         "agent": agent_content(recipe.shared.agent),
@@ -56,7 +60,9 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         plain = {"kind": stage.kind, **stage.inputs, **stage.settings.model_dump(mode="json")}
         own = {name: value for name, value in flat(f"stages.{stage.name}", plain) if name not in free}
         files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}
-        found[stage.name] = {**own, **files, **shared, **policy, **sources, **version}
+        ids = marked.get(stage.name)
+        marks: Ingredients = {"marked pairs left out": sorted(ids)} if ids else {}
+        found[stage.name] = {**own, **files, **shared, **policy, **sources, **version, **marks}
     return found
 
 
@@ -79,6 +85,8 @@ def _shown(ingredients: Ingredients, name: str) -> str:
     if name not in ingredients:
         return "nothing"
     value = ingredients[name]
+    if isinstance(value, list) and len(value) > _LISTED:
+        return f"{len(value):,} items, from {value[0]} to {value[-1]}"
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -21,6 +21,7 @@ from stepladder.core.io.known_servers import name_servers
 from stepladder.core.io.masking import mask
 from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
+from stepladder.pipeline.pair_folder import marked_pairs
 from stepladder.pipeline.policy_choice import PolicyChoice, Regression, choose_policy, regressions, score_policies
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, SERVER, RunContext
@@ -90,7 +91,7 @@ class StaleStages(StepladderError):
 
 def stale_stages(recipe: Recipe, folder: Path) -> list[StaleStage]:
     """The stages in a run folder that `run_recipe` would delete with `update`."""
-    return _stale(RunFolder(folder), recipe, all_ingredients(recipe))
+    return _stale(RunFolder(folder), recipe, all_ingredients(recipe, marked_pairs(recipe, folder)))
 
 
 def run_recipe(
@@ -130,7 +131,8 @@ def _run(
     only: str | None,
 ) -> RunReport:
     name_servers(recipe.plain(), new=True)
-    ingredients = all_ingredients(recipe)
+    marked = marked_pairs(recipe, folder)
+    ingredients = all_ingredients(recipe, marked)
     with claim(folder) as run, closing(RunContext(recipe.shared, console)) as context:
         stale = _stale(run, recipe, ingredients)
         if stale and not update:
@@ -168,7 +170,11 @@ def _run(
                 _print(console, f"{stage.name}: not done, unchanged")
                 continue
             if record is None:
-                record = _run_stage(stage, run, recipe, context, ingredients[stage.name], team)
+                left_out = marked_pairs(recipe, folder).get(stage.name, frozenset())
+                if left_out != marked.get(stage.name, frozenset()):  # pairs were marked while earlier stages ran
+                    marked = {**marked, stage.name: left_out}  # those stages keep the marks that they were run with
+                    ingredients = all_ingredients(recipe, marked)
+                record = _run_stage(stage, run, recipe, context, ingredients[stage.name], left_out, team)
             else:
                 skipped.append(stage.name)
                 _print(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
@@ -222,7 +228,13 @@ def _touched(folder: Path, record: StageRecord) -> list[str]:
 
 
 def _run_stage(
-    stage: Stage, run: RunFolder, recipe: Recipe, context: RunContext, ingredients: Ingredients, team: Team
+    stage: Stage,
+    run: RunFolder,
+    recipe: Recipe,
+    context: RunContext,
+    ingredients: Ingredients,
+    marked: frozenset[str],
+    team: Team,
 ) -> StageRecord:
     console = context.console
     before = run.known(stage.name)
@@ -242,7 +254,7 @@ def _run_stage(
     inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
     timer = time.monotonic(), time.process_time()
     try:
-        task = Task(stage.name, folder, recipe.stage_seed(stage.name), inputs)
+        task = Task(stage.name, folder, recipe.stage_seed(stage.name), inputs, marked)
         work = partial(kind.run, stage.settings, context, task)
         result = team.together((recipe, task), work) if kind.trains else work()
     except BaseException:

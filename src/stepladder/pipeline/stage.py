@@ -34,6 +34,8 @@ class Task:
     seed: int
     #: By role: path or name of each input.
     inputs: Mapping[str, str]
+    #: Ids of the pairs that the user marked as wrong and that are left out (preferences/marks.py).
+    marked: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

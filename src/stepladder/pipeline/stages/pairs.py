@@ -26,7 +26,7 @@ from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJud
 from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.registry import JudgeName, judges, make_judge
 from stepladder.pipeline.episodes import check_gold
-from stepladder.pipeline.pair_folder import DEV_PAIRS, TRAIN_PAIRS, write_pairs
+from stepladder.pipeline.pair_folder import DEV_PAIRS, PAIR_PERSISTENT_FILES, TRAIN_PAIRS, write_pairs
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import (
     PAIRS,
@@ -225,7 +225,7 @@ STAGE = StageSpec(
     (TREES,),
     (PAIRS,),
     check=check_pairs,
-    persistent_files=PERSISTENT_FILES,
+    persistent_files=(*PERSISTENT_FILES, *PAIR_PERSISTENT_FILES),
     not_fingerprinted=frozenset(f"llm.{name}" for name in COST_SETTINGS),
     version=2,  # the gold judge no longer counts a bad query against the answer to it
     questions=no_questions,

@@ -14,7 +14,7 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair
-from stepladder.pipeline.pair_folder import DEV_PAIRS, TRAIN_PAIRS, write_pairs
+from stepladder.pipeline.pair_folder import DEV_PAIRS, PAIR_PERSISTENT_FILES, TRAIN_PAIRS, write_pairs
 from stepladder.pipeline.resources import AbsolutePath, RunContext
 from stepladder.pipeline.stage import PAIRS, FinishedStage, StageResult, StageSpec, Task, never
 from stepladder.preferences.export.rag_proguide import read_pair_file
@@ -72,6 +72,7 @@ STAGE = StageSpec(
     (PAIRS,),
     check=check_pairs_file,
     external_files=("path",),
+    persistent_files=PAIR_PERSISTENT_FILES,
     questions=questions_used,
     generates=never,
 )

@@ -4,7 +4,7 @@ In: an initial policy, and pairs of steps or, for objectives that predict values
 `episodes/`, the sampled episodes of the policy, if configured.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from stepladder.core.trace import Pair
 from stepladder.data import questions_with_relations
 from stepladder.data.atlas import RelationName
 from stepladder.pipeline.episodes import check_gold, sampled_episodes
+from stepladder.pipeline.pair_folder import PairInputConfig, input_pairs
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import (
     PAIRS,
@@ -28,17 +29,21 @@ from stepladder.pipeline.stage import (
     tree_questions,
 )
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
-from stepladder.preferences.pair_checks import read_pairs
 from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.prm.config import PRMConfig
 
 
-class PRMStageConfig(PRMConfig):
-    """Beside the settings of the trainer, questions to train without."""
+class PRMStageConfig(PairInputConfig, PRMConfig):
+    """Beside the settings of the trainer, questions and pairs to train without."""
 
     #: Train without the questions of Atlas that use one of these relations: without their trees, pairs, episodes and
     #: chains. The stage prm-eval can examine the model on such questions alone (`relations`).
     leave_out_relations: tuple[RelationName, ...] = ()
+
+    def unused(self) -> Mapping[str, str]:
+        """`exclude_marked`, for objectives that read trees."""
+        reads_trees = {"exclude_marked": f"with objective: {self.objective} (it is for pairs)"}
+        return {**super().unused(), **({} if self.objective == "pairs" else reads_trees)}
 
     def inert(self) -> frozenset[str]:
         """`leave_out_relations`, unless it is set."""
@@ -61,9 +66,12 @@ def run_prm(settings: PRMStageConfig, context: RunContext, task: Task) -> StageR
     def kept(pairs: Iterable[Pair]) -> list[Pair]:
         return [pair for pair in pairs if pair.question_id not in left_out]
 
+    excluded = {}
     if settings.objective == "pairs":
         training = context.training(task, context.all_questions(), dev=False, search=False)
-        examples = pair_examples(settings, training, *map(kept, read_pairs(task.inputs[PAIRS])))
+        train, held_out, unmarked = input_pairs(task)
+        examples = pair_examples(settings, training, kept(train), kept(held_out))
+        excluded = {"excluded_marked": unmarked.excluded}
     else:
         extended = bool(settings.chains or settings.episodes)
         questions = [each for each in context.split("train") if each.id not in left_out] if extended else ()
@@ -74,7 +82,7 @@ def run_prm(settings: PRMStageConfig, context: RunContext, task: Task) -> StageR
         trees = Path(task.inputs[TREES])
         examples = tree_examples(settings, training, trees, task.inputs.get(POLICY, ""), sample, left_out=left_out)
     report = train_prm(settings.model or task.inputs[POLICY], training, settings, examples)
-    return StageResult(report.numbers, {REWARD: report.reward})
+    return StageResult({**report.numbers, **excluded}, {REWARD: report.reward})
 
 
 def check_prm(settings: PRMConfig, context: RunContext) -> None:
@@ -111,6 +119,7 @@ def summarize(numbers: Numbers) -> StageSummary:
         {
             "updates": updates(numbers),
             "refused": format_counts(numbers.get("refused", {})),
+            "marked as wrong, left out": unless_zero(numbers.get("excluded_marked")),
             "truncated histories": unless_zero(numbers.get("histories_cut")),
             "retokenized segments": unless_zero(numbers.get("segments_retokenized")),
         },

@@ -5,12 +5,17 @@ card that describes it, and `export.json`, by which a later export recognizes th
 
     {"stepladder_export": 1, "format": "trl", "source": "nano", "pairs": {"train": 812}, "files": {"README.md": "9f.."}}
 
+Marks on the pairs are exported too, as `marked.jsonl`, one row per marked pair:
+
+    {"id": "5f0c..", "split": "train", "question_id": "q7", "judge": "spre", "chosen": "..", "rejected": "..",
+     "note": "same query", "time": "2026-01-31T12:00:00+00:00", "exported": false}
+
 Equal pairs give equal bytes. A folder with other files, or one that was edited since, is never replaced.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from itertools import chain
 from pathlib import Path
@@ -23,6 +28,7 @@ from stepladder.core.trace import Pair
 from stepladder.preferences.export import llama_factory, rag_proguide, trl
 from stepladder.preferences.export.base import Format, write_rows
 from stepladder.preferences.export.rag_proguide import read_pair_file, read_rag_proguide
+from stepladder.preferences.marks import Marks, pair_id
 
 __all__ = ["EXPORTS", "SPLITS", "ExportResult", "Format", "export", "read_pair_file", "read_rag_proguide"]
 
@@ -36,7 +42,8 @@ EXPORTS: Registry[Format] = Registry(
 )
 SPLITS = ("train", "dev")
 
-_MANIFEST, _CARD = "export.json", "README.md"
+_MANIFEST, _CARD, _MARKED = "export.json", "README.md", "marked.jsonl"
+_NO_MARKS: Marks = {}
 _VERSION_KEY = "stepladder_export"
 
 
@@ -51,17 +58,28 @@ class ExportResult:
     rows: dict[str, int]
     #: Every file in the folder.
     files: tuple[str, ...]
+    #: Pairs that are marked as wrong. They were left out if `exclude_marked` was given.
+    marked: int = 0
 
 
 def export(
-    format: str, pairs: Mapping[str, Iterable[Pair]], folder: Path, *, source: str, model: str | None = None
+    format: str,
+    pairs: Mapping[str, Iterable[Pair]],
+    folder: Path,
+    *,
+    source: str,
+    model: str | None = None,
+    marks: Marks = _NO_MARKS,
+    exclude_marked: bool = False,
 ) -> ExportResult:
     """Write pairs to a folder in one of the formats of `EXPORTS`.
 
     `pairs` are by split: `train` is required, `dev` is optional; each is read once. `source` is named in the card.
-    `model` is the model to train, for formats with a training configuration.
+    `model` is the model to train, for formats with a training configuration. `marks`: of `read_marks`; the marked pairs
+    are listed in a file of their own, and with `exclude_marked` left out of the others.
     """
-    form, splits, source = EXPORTS.get(format), _splits(pairs), mask(source)
+    marked = _MarkedRows(marks, exclude_marked)
+    form, splits, source = EXPORTS.get(format), _splits(marked.of(pairs), marked), mask(source)
     _check_free(folder)
     counts: dict[str, int] = {}
     rows: dict[str, int] = {}
@@ -70,16 +88,51 @@ def export(
             counts[split], written = write_rows(fresh, each, form.data(split))
             rows |= written
         names = list(splits)
-        card = _card(format, source, counts, rows, form.usage(names, model), form.header(names))
+        if marked.rows:
+            by_split = sorted(marked.rows, key=lambda row: SPLITS.index(str(row["split"])))
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in by_split]
+            (fresh / _MARKED).write_text("".join(lines), encoding="utf-8", newline="\n")
+        about = form.usage(names, model) + marked.usage()
+        card = _card(format, source, counts, rows, about, form.header(names))
         for name, text in {**form.files(names, model), _CARD: card}.items():
             (fresh / name).write_text(text, encoding="utf-8")
         hashes = {name: _hash(fresh / name) for name in _names(fresh)}
         manifest = {_VERSION_KEY: 1, "format": format, "source": source, "pairs": counts, "files": hashes}
         (fresh / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    return ExportResult(folder, counts, rows, (*hashes, _MANIFEST))
+    return ExportResult(folder, counts, rows, (*hashes, _MANIFEST), len(marked.rows))
 
 
-def _splits(pairs: Mapping[str, Iterable[Pair]]) -> dict[str, Iterable[Pair]]:
+@dataclass(slots=True)
+class _MarkedRows:
+    """The rows of the marked pairs, as these are read."""
+
+    marks: Marks
+    exclude: bool
+    rows: list[dict[str, object]] = field(default_factory=list)
+
+    def of(self, pairs: Mapping[str, Iterable[Pair]]) -> dict[str, Iterable[Pair]]:
+        """The pairs to export by split."""
+        return {split: self._read(split, each) for split, each in pairs.items()} if self.marks else dict(pairs)
+
+    def _read(self, split: str, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        for pair in pairs:
+            if (mark := self.marks.get(name := pair_id(pair))) is not None:
+                steps = {"chosen": pair.chosen.written.text, "rejected": pair.rejected.written.text}
+                about = {"id": name, "split": split, "question_id": pair.question_id, "judge": pair.judge}
+                self.rows.append({**about, **steps, "note": mark.note, "time": mark.time, "exported": not self.exclude})
+                if self.exclude:
+                    continue
+            yield pair
+
+    def usage(self) -> str:
+        """What the card says about them."""
+        if not self.rows:
+            return ""
+        effect = "were left out" if self.exclude else "are among the others"
+        return f"\n{len(self.rows):,} pairs that a person marked as wrong {effect}; `{_MARKED}` lists them.\n"
+
+
+def _splits(pairs: Mapping[str, Iterable[Pair]], marked: _MarkedRows) -> dict[str, Iterable[Pair]]:
     """The non-empty splits, in order; raises an error without pairs for training."""
     for name in pairs:
         if name not in SPLITS:
@@ -91,6 +144,7 @@ def _splits(pairs: Mapping[str, Iterable[Pair]]) -> dict[str, Iterable[Pair]]:
             kept[name] = chain([first], rest)
     if "train" not in kept:
         found = "only dev pairs" if kept else "no pairs at all"
+        found += f" beside {len(marked.rows):,} marked as wrong" if marked.rows and marked.exclude else ""
         raise StepladderError(f"nothing to export: found {found}, expected at least one pair for training")
     return kept
 
