@@ -53,12 +53,9 @@ def export_command(
         splits = {split: read_records(found / f"{split}.jsonl", Pair) for split in SPLITS}
         marks = read_marks(found)
     elif pairs is not None:
-        for flag, use, given in (
-            ("--stage", "selects a stage", stage),
-            ("--exclude-marked", "uses marks", exclude_marked),
-        ):
-            if given:
-                raise StepladderError(f"{flag} {use} of a run, but {pairs} is a file: leave it out")
+        for flag, typed in (("--stage selects a stage", stage), ("--exclude-marked uses the marks", exclude_marked)):
+            if typed:
+                raise StepladderError(f"{flag} of a run, but {pairs} is a file: leave it out")
         origin, splits, marks = pairs.name, {"train": read_pair_file(pairs)}, {}
     done = export(to, splits, out, source=origin, model=model, marks=marks, exclude_marked=exclude_marked)
     if as_json:

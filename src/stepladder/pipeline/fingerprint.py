@@ -1,8 +1,9 @@
 """Fingerprints: a stage is stale when anything it was computed from has changed.
 
 In: a recipe, and the marks on the pairs of its run. Out: the ingredients of each stage, under the names users know
-(`stages.sft.num_train_epochs`, `data.train`), and a fingerprint of them. Files and folders count by content, not by path. Device and batch size are not
-included: they change results only by rounding, so a run may be resumed on another machine.
+(`stages.sft.num_train_epochs`, `data.train`), and a fingerprint of them. Files and folders count by content, not by
+path. Device and batch size are not included: they change results only by rounding, so a run may be resumed on another
+machine.
 """
 
 import json

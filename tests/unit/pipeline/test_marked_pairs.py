@@ -99,7 +99,7 @@ def test_new_marks_make_the_stage_stale_and_removed_ones_fresh_again(
     (learn, look) = stale_stages(asked, run)
     assert learn.reason == f'marked pairs left out: nothing -> ["{ids[0]}"]'
     assert look.name == "look"
-    with pytest.raises(StepladderError, match="the stage 'learn' in .* is stale: marked pairs left out"):
+    with pytest.raises(StepladderError, match=r"the stage 'learn' in .* is stale: marked pairs left out"):
         run_recipe(asked, run)
     unmark(pairs_of(run), ids)
     assert stale_stages(asked, run) == []
