@@ -13,6 +13,7 @@ export.py         export, adapter
 index.py          index build, search, info, check
 data.py           data get, list
 serve.py          serve, serve-agent
+studio.py         studio
 demo.py           demo
 machine/          doctor, plan
 """
@@ -35,6 +36,7 @@ from stepladder.cli.machine.plan import plan_command
 from stepladder.cli.recipes import recipes_command
 from stepladder.cli.reports import compare_command, report_command, study_command, tree_command
 from stepladder.cli.serve import serve_agent_command, serve_command
+from stepladder.cli.studio import studio_command
 from stepladder.cli.train import app as train_app, prm_command, run_command
 from stepladder.cli.usage_errors import explain
 from stepladder.core.errors import StepladderError
@@ -57,7 +59,7 @@ app = typer.Typer(
 for command in (
     *(demo_command, ask_command, eval_command, recipes_command, plan_command, run_command, explore_command),
     *(tree_command, pairs_command, prm_command, report_command, compare_command, study_command, export_command),
-    *(adapter_command, serve_command, serve_agent_command, doctor_command),
+    *(adapter_command, serve_command, serve_agent_command, studio_command, doctor_command),
 ):
     app.command(name=command.__name__.removesuffix("_command").replace("_", "-"))(command)
 app.add_typer(train_app, name="train")

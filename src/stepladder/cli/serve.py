@@ -41,8 +41,8 @@ from stepladder.retrieval.index.manifest import IndexInfo
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.server_configs import AgentServerConfig, ServerConfig
 
-#: Help texts of the limits of both servers, by setting.
-_LIMITS = {
+#: Help texts of the limits of all servers, by setting.
+LIMITS = {
     "topk": "Passages per query if the request does not set it.",
     "max_topk": "Maximum passages per query.",
     "max_queries": "Maximum queries per request.",
@@ -58,6 +58,7 @@ _LIMITS = {
     "answer_seconds": "Timeout for answering a question, in seconds, including the time in the queue.",
     "cache_entries": "Maximum cached results; 0 disables the cache.",
     "cache_bytes": "Maximum bytes of cached results; 0 disables the cache.",
+    "refresh_seconds": "Time between two looks at the files of a run that is watched, in seconds.",
     "drain_seconds": "Time that running requests get to finish at shutdown, in seconds.",
 }
 
@@ -88,7 +89,8 @@ class ListenOptions(OptionGroup):
         return {**options, "port": port, "announce": announce}
 
 
-_PORT = option("N", "Port; 0 takes a free one.", min=0, max=65535, rich_help_panel="Server")
+#: The port of a server.
+PORT = option("N", "Port; 0 takes a free one.", min=0, max=65535, rich_help_panel="Server")
 
 
 @takes_groups
@@ -97,14 +99,14 @@ def serve_command(
     index: Annotated[
         str, argument("INDEX", f"Index folder, several joined by +, or data sets: {listed(DATA_SETS)}, hotpotqa ...")
     ],
-    port: Annotated[int, _PORT] = 8000,
+    port: Annotated[int, PORT] = 8000,
     device: Annotated[str, option("NAME", "Device of the query encoder and of GPU FAISS: cpu, auto, cuda.")] = "cpu",
     rerank: Rerank = None,
     fusion: Fuse = None,
     rank_constant: RankConstant = None,
     world_seed: WorldSeed = 0,
     listen: ListenOptions,
-    limits: Annotated[ServerConfig, _LIMITS],
+    limits: Annotated[ServerConfig, LIMITS],
 ) -> None:
     """Serve an index to many clients: POST /retrieve as in Search-R1, and /health, /info, /metrics, /openapi.json."""
     from stepladder.serve.search.search_server import serve  # imports the HTTP libraries
@@ -138,12 +140,12 @@ def serve_agent_command(
     run: RunPath = None,
     mcp: Annotated[bool, typer.Option("--mcp", help="Serve MCP over stdin and stdout instead of HTTP.")] = False,
     name: Annotated[str | None, option("NAME", "Model name for clients.", "the name of the run or model")] = None,
-    port: Annotated[int, _PORT] = 8001,
+    port: Annotated[int, PORT] = 8001,
     options: AgentOptions,
     sampling: SamplingOptions,
     guided: GuideOptions,
     listen: ListenOptions,
-    limits: Annotated[AgentServerConfig, _LIMITS],
+    limits: Annotated[AgentServerConfig, LIMITS],
 ) -> None:
     """Serve an agent: OpenAI's POST /v1/chat/completions with steps and citations, and MCP (at /mcp, or --mcp)."""
     if options.engine == ORACLE or (run is None and options.model is None):

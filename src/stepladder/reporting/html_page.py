@@ -36,13 +36,10 @@ def render_page(
     **content: Any,
 ) -> str:
     """Render a template that extends layout.html. `styles` and `script` are template files to inline."""
-    loader = ChoiceLoader([PackageLoader(package), PackageLoader("stepladder.reporting")])
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    for name, to_text in _NUMBERS.items():
-        environment.filters[name] = lambda *values, to_text=to_text: typeset(to_text(*values))
-    environment.filters |= {"readable": readable, **(filters or {})}
+    environment = make_environment(package)
+    environment.filters |= filters or {}
+    loader = environment.loader
+    assert loader is not None
 
     def inlined(name: str) -> Markup:
         return Markup(loader.get_source(environment, name)[0])  # our own CSS and JavaScript, which must not be escaped
@@ -53,3 +50,18 @@ def render_page(
         version=__version__,
         **content,
     )
+
+
+def make_environment(*packages: str) -> Environment:
+    """The environment of pages whose templates are in these packages: escaped, with filters for numbers and text."""
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(each) for each in (*packages, "stepladder.reporting")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name, to_text in _NUMBERS.items():
+        environment.filters[name] = lambda *values, to_text=to_text: typeset(to_text(*values))
+    environment.filters["readable"] = readable
+    return environment

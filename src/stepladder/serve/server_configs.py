@@ -46,6 +46,17 @@ class AgentServerConfig(HTTPConfig):
     answer_seconds: float = Field(default=600.0, gt=0)
 
 
+class StudioConfig(HTTPConfig):
+    """The limits of the studio, and its token."""
+
+    #: Open connections. Every open page keeps one.
+    max_connections: int = Field(default=200, ge=1)
+    #: Seconds for requests in progress when the server shuts down. Pages that are open do not hold it up.
+    drain_seconds: float = Field(default=5.0, ge=0)
+    #: Seconds between two looks at the files of a run that somebody watches.
+    refresh_seconds: float = Field(default=1.0, gt=0)
+
+
 class ServerConfig(HTTPConfig):
     """The limits of the search server, and its token."""
 

@@ -16,9 +16,8 @@ from secrets import token_hex
 from typing import Any
 from urllib.parse import quote
 
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import BaseModel
-from starlette.types import Receive, Scope, Send
 
 from stepladder.core.trace import StopReason, Trajectory, Usage
 from stepladder.serve.agent.chat_request import ChatRequest
@@ -27,14 +26,13 @@ from stepladder.serve.agent.scheduler import Finished, QueuedRequest, Scheduler
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.http.api import JSONBytes
 from stepladder.serve.http.http_errors import HTTPError, crashed, shutting_down
+from stepladder.serve.http.server_sent_events import HEARTBEAT, EventStream, sse_event
 from stepladder.serve.server_configs import AgentServerConfig
 
 log = logging.getLogger(__name__)
 
 #: Ends a stream.
 DONE = b"data: [DONE]\n\n"
-#: An SSE comment that keeps an idle connection open; clients ignore it.
-HEARTBEAT = b": still running\n\n"
 
 #: OpenAI's type and code of an error, by status.
 _ERRORS = {
@@ -95,11 +93,11 @@ class Completion:
     def chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         """A chunk of a stream, as a server-sent event."""
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return _sse_event({**self._head("chat.completion.chunk"), "choices": [choice]})
+        return sse_event({**self._head("chat.completion.chunk"), "choices": [choice]})
 
     def usage_chunk(self, tokens: Usage) -> bytes:
         """The chunk with the token counts, for clients that requested it."""
-        return _sse_event({**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(tokens)})
+        return sse_event({**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(tokens)})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -132,24 +130,6 @@ def _annotations(citations: Sequence[dict[str, Any]], text: str) -> list[dict[st
         cited = {"start_index": 0, "end_index": len(text), "title": each["title"], "url": url}
         found.append({"type": "url_citation", "url_citation": cited, "stepladder": each})
     return found
-
-
-def _sse_event(content: object) -> bytes:
-    """Plain data as a server-sent event. JSON escapes line breaks, so nothing in it ends the event."""
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events. Their generator is closed at the end, also when the client has disconnected."""
-
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(events, headers=headers, media_type="text/event-stream")
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        async with aclosing(self._events):
-            await self.stream_response(send)
 
 
 def check_model(name: str, config: AgentServerConfig) -> None:
@@ -202,12 +182,12 @@ class Chat:
                     if not event:
                         yield HEARTBEAT
         except HTTPError as error:
-            yield _sse_event(openai_error(error))
+            yield sse_event(openai_error(error))
         except asyncio.CancelledError:  # the drain time is over, or the client has disconnected and reads nothing
-            yield _sse_event(openai_error(shutting_down()))
+            yield sse_event(openai_error(shutting_down()))
         except Exception:
             log.exception("an answer could not be sent")
-            yield _sse_event(openai_error(crashed()))
+            yield sse_event(openai_error(crashed()))
         finally:
             self._scheduler.cancel(queued)
         yield DONE

@@ -9,7 +9,7 @@ import json
 import reprlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from fastapi import FastAPI, Request, Security
 from fastapi.responses import JSONResponse, Response
@@ -17,6 +17,7 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import Scope
 
 from stepladder.core.unicode import replace_surrogates
 from stepladder.core.version import __version__
@@ -77,6 +78,19 @@ class JSONBytes(Response):
 MainEndpoint = Callable[[Any], Awaitable[Response]]
 
 
+class WebPages(Protocol):
+    """Web pages that a server has besides its API. `browser_access.py` says how a browser sends the token."""
+
+    #: Paths below it need no token: style sheets and scripts.
+    public_prefix: str
+
+    def wants_page(self, scope: Scope) -> bool:
+        """Whether a browser asked for a page, and gets errors as a page."""
+
+    def error_page(self, error: HTTPError) -> Response:
+        """An error as a page."""
+
+
 class ServerAPI(FastAPI):
     """Add the endpoints of a server with `add_main`, and with FastAPI's own decorators."""
 
@@ -106,6 +120,10 @@ class ServerAPI(FastAPI):
             generate_unique_id_function=lambda route: route.name,
         )
         self._error_model, self._error_fields, self._has_token = error_model, error_fields, config.token is not None
+        #: The path of the endpoint whose requests are timed; None until there is one.
+        self.main_path: str | None = None
+        #: Web pages in front of the API, if it has any.
+        self.pages: WebPages | None = None
         self.add_exception_handler(HTTPException, self._handle_error)
         self.add_exception_handler(Exception, self._handle_crash)
 
@@ -153,8 +171,10 @@ class ServerAPI(FastAPI):
         """Call the main endpoint. FastAPI's own way to it takes longer than everything else that a server does."""
         return await self._main_endpoint(self._main_model.read(body))
 
-    def error_response(self, error: HTTPError) -> JSONResponse:
-        """An error as JSON."""
+    def error_response(self, error: HTTPError, scope: Scope | None = None) -> Response:
+        """An error as JSON, or as a page if a browser asked for one in this request."""
+        if self.pages is not None and scope is not None and self.pages.wants_page(scope):
+            return self.pages.error_page(error)
         return JSONResponse({**error.fields, **self._error_fields(error)}, error.status_code, error.headers)
 
     async def _handle_error(self, request: Request, error: Exception) -> Response:
@@ -168,8 +188,8 @@ class ServerAPI(FastAPI):
             listing = ", ".join(sorted(endpoints, reverse=True))
             detail = f"{request.method} {request.scope['path']} {problem}: this server has {listing}"
             error = HTTPError(error.status_code, detail, headers)
-        return self.error_response(error)
+        return self.error_response(error, request.scope)
 
-    async def _handle_crash(self, _: Request, __: Exception) -> Response:
+    async def _handle_crash(self, request: Request, _: Exception) -> Response:
         """A bug. The gate reports it in the log."""
-        return self.error_response(crashed())
+        return self.error_response(crashed(), request.scope)

@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stepladder.core.io.auth_token import validate_token
 from stepladder.serve.http.api import PUBLIC_PATH, ServerAPI
+from stepladder.serve.http.browser_access import BrowserAccess, check_same_origin
 from stepladder.serve.http.http_errors import HTTPError, crashed, shutting_down
 from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.server_configs import HTTPConfig
@@ -58,6 +59,7 @@ class Gate:
         token = validate_token(config.token.get_secret_value()) if config.token else None
         self._expected_auth = f"bearer {token}".encode() if token else None
         self._checks_origin = local and token is None
+        self._browsers = None if api.pages is None else BrowserAccess(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -81,7 +83,7 @@ class Gate:
                 error = crashed()
             self._log_refusal(scope, error, started)
             if not status:
-                await self.api.error_response(error)(scope, receive, send_and_note)
+                await self.api.error_response(error, scope)(scope, receive, send_and_note)
         except asyncio.CancelledError:  # the drain time is over
             if not status:
                 await self.api.error_response(shutting_down())(scope, receive, send_and_note)
@@ -102,9 +104,14 @@ class Gate:
         if self.draining:
             raise shutting_down()
         method, path = scope["method"], scope["path"]
-        if path != PUBLIC_PATH or method not in ("GET", "HEAD"):
+        if not self._is_public(path) or method not in ("GET", "HEAD"):
+            if self._browsers is not None:
+                check_same_origin(scope)  # before the token: a cookie is sent whichever page makes the request
+                if (response := self._browsers.take_token(scope)) is not None:
+                    return await response(scope, receive, send)
             if self._expected_auth is not None:
-                _check_token(scope, self._expected_auth)
+                if self._browsers is None or not self._browsers.is_known(scope):
+                    _check_token(scope, self._expected_auth)
             elif self._checks_origin:
                 _check_local(scope)
         body = await self._read_body(receive)
@@ -123,15 +130,20 @@ class Gate:
             scope = {**scope, "method": "GET"}
         await self.api(scope, receive_body_first, self._with_json_errors(scope, receive, send))
 
+    def _is_public(self, path: str) -> bool:
+        """Whether a path can be read without the token."""
+        return path == PUBLIC_PATH or (self.api.pages is not None and path.startswith(self.api.pages.public_prefix))
+
     def _with_json_errors(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """Send errors of libraries, which may be text or empty, as JSON."""
+        """Send errors of libraries, which may be text or empty, as JSON. Errors of pages are HTML."""
         status, text = 0, b""
+        kept = (b"application/json",) if self.api.pages is None else (b"application/json", b"text/html")
 
         async def send_json(message: Message) -> None:
             nonlocal status, text
             if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
                 headers = dict(message.get("headers", ()))
-                if not headers.get(b"content-type", b"").startswith(b"application/json"):
+                if not headers.get(b"content-type", b"").startswith(kept):
                     status = message["status"]
                     return
             if not status:

@@ -1,0 +1,46 @@
+"""Live updates of a page: what has changed is sent as server-sent events while somebody looks.
+
+In: a function that returns what a page shows now. Out: a response that sends it whenever it changes, until the browser
+leaves or the server shuts down.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from stepladder.serve.http.server_sent_events import HEARTBEAT, EventStream, sse_event
+from stepladder.serve.studio.site import Site
+
+#: Seconds between two looks at whether the browser has left or the server shuts down.
+_TICK = 0.25
+#: Seconds without news after which a heartbeat is sent.
+_HEARTBEAT_SECONDS = 15.0
+
+#: An event: its name and its data, which must be possible as JSON.
+News = tuple[str, Any]
+
+
+def live_events(request: Request, site: Site, look: Callable[[], list[News]], seconds: float) -> EventStream:
+    """Call `look` in a thread every so many seconds, and send the news that it returns."""
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        silent = 0.0
+        while True:
+            news = await run_in_threadpool(look)
+            for name, data in news:
+                yield sse_event(data, name)
+            silent = 0.0 if news else silent + seconds
+            if silent >= _HEARTBEAT_SECONDS:
+                silent = 0.0
+                yield HEARTBEAT
+            waited = 0.0
+            while waited < seconds:
+                if site.is_draining() or await request.is_disconnected():
+                    return
+                await asyncio.sleep(_TICK)
+                waited += _TICK
+
+    return EventStream(events())

@@ -1,0 +1,64 @@
+"""The studio: web pages to look at runs, on this machine.
+
+In: a folder of runs and limits. Out: an application (`make_studio_app`), or a server that runs until it is stopped
+(`serve_studio`).
+
+    /                       every run: state, stages, scores, alarms, cost; live
+    /health /info /metrics  as every server
+
+site.py has what all pages share; each file in pages/ is one page and says which addresses it has. Errors are pages for
+browsers, and JSON, {"detail": "..."}, for everybody else.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Unpack
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from stepladder.serve.http.api import ServerAPI
+from stepladder.serve.http.gate import Gate
+from stepladder.serve.http.run_server import ListenOptions, run
+from stepladder.serve.http.server_metrics import Metrics
+from stepladder.serve.server_configs import StudioConfig
+from stepladder.serve.studio.pages.runs_page import add_runs_page
+from stepladder.serve.studio.run_library import RunLibrary
+from stepladder.serve.studio.site import Site
+
+
+class Problem(BaseModel):
+    """An error, in FastAPI's format."""
+
+    detail: str
+
+
+def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = True) -> Gate:
+    """The server as an ASGI application. `local`: only this machine can connect."""
+    metrics = Metrics("page_seconds", "Seconds to answer a request of the page of all runs.", (0.01, 0.1, 0.5, 1, 5))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+
+    api = ServerAPI(
+        "Stepladder studio",
+        config,
+        metrics,
+        {"runs": str(runs.path), "limits": config.model_dump(exclude={"token"})},
+        lifespan=lifespan,
+        error_model=Problem,
+        error_fields=lambda error: {"detail": error.detail},
+    )
+    api.main_path = "/"
+    site = Site(api, "Stepladder studio")
+    add_runs_page(site, runs, config)
+    gate = Gate(api, config, metrics, local=local)
+    site.is_draining = lambda: gate.draining
+    return gate
+
+
+def serve_studio(runs: RunLibrary, config: StudioConfig, **options: Unpack[ListenOptions]) -> None:
+    """Serve until SIGTERM or Ctrl-C, on port 8002 if the options name no other."""
+    options.setdefault("port", 8002)
+    run(lambda local: make_studio_app(runs, config, local=local), config, may="read these runs", **options)
