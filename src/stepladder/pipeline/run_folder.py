@@ -7,6 +7,7 @@ process.
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -28,8 +29,10 @@ from stepladder.pipeline.stages import get_stage
 RUN_VERSION = 2
 
 _VERSION_KEY = "stepladder_run"
-_RECIPE, _RUN, _LOCK = "recipe.yaml", "run.json", ".lock"
+_RECIPE, _RUN, _LOCK, _FAILURE = "recipe.yaml", "run.json", ".lock", "failure.json"
 _DONE, _STARTED = "stage.json", "started.json"
+#: Attempts to lock a run, and seconds between them: whoever looks at a run holds the lock for a moment.
+_LOCK_ATTEMPTS, _LOCK_PAUSE = 5, 0.05
 _OUTDATED = ".outdated"
 
 
@@ -68,6 +71,18 @@ def is_run(path: Path) -> bool:
 
 class DamagedRecord(StepladderError):
     """A stage's record that cannot be read."""
+
+
+class OtherRunFormat(StepladderError):
+    """A run that was written by a version of Stepladder with another run format."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailure:
+    """Why the last session of a run ended."""
+
+    stage: str
+    message: str
 
 
 class RunFolder:
@@ -130,7 +145,36 @@ class RunFolder:
         folder.mkdir(exist_ok=True)
         _write_json(folder / _STARTED, asdict(record))
         (folder / _DONE).unlink(missing_ok=True)  # exists only if an output was deleted
+        (self.path / _FAILURE).unlink(missing_ok=True)
         return folder
+
+    def fail(self, stage: str, error: Exception) -> None:
+        """Record why a stage failed, until a stage is started again."""
+        message = str(error) or type(error).__name__
+        _write_json(self.path / _FAILURE, asdict(StageFailure(stage, message)))
+
+    def failure(self) -> StageFailure | None:
+        """Why the last session failed; None if it did not."""
+        path = self.path / _FAILURE
+        if not path.is_file():
+            return None
+        data = read_json_object(path)
+        return StageFailure(str(data.get("stage", "")), str(data.get("message", "")))
+
+    def in_use(self) -> bool:
+        """Whether a process is working on the run."""
+        try:
+            import fcntl
+        except ImportError:  # Windows, where no run can be claimed
+            return False
+        try:
+            with (self.path / _LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is none, or it may not be read
+            return False
+        return False
 
     def pause(self, record: StageRecord) -> None:
         """Record an interrupted stage. If it left no files it is forgotten, so its settings may still change."""
@@ -214,14 +258,19 @@ def _locked(path: Path) -> Iterator[None]:
     import fcntl  # not on Windows, where the rest can still be read
 
     with (path / _LOCK).open("a+", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            owner = lock.read().strip() or "another process"
-            raise StepladderError(
-                f"{path} is in use by {owner}: wait until it is done, or choose another --out"
-            ) from error
+        for attempt in range(_LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if attempt < _LOCK_ATTEMPTS - 1:
+                    time.sleep(_LOCK_PAUSE)
+                    continue
+                lock.seek(0)
+                owner = lock.read().strip() or "another process"
+                raise StepladderError(
+                    f"{path} is in use by {owner}: wait until it is done, or choose another --out"
+                ) from error
         lock.truncate(0)
         lock.write(f"process {os.getpid()}")
         lock.flush()
@@ -253,7 +302,7 @@ def _check_version(path: Path) -> None:
         return
     versions = [session.get("versions", {}).get("stepladder") for session in data.get("sessions", [])]
     writer = f"Stepladder {versions[-1]}" if versions and versions[-1] else "another version of Stepladder"
-    raise StepladderError(
+    raise OtherRunFormat(
         f"{path.parent} was written by {writer} (run format {found}); this is Stepladder {__version__}, which reads "
         f"run format {RUN_VERSION}. Use the version that wrote it, or run the recipe again with another --out"
     )

@@ -257,8 +257,10 @@ def _run_stage(
         task = Task(stage.name, folder, recipe.stage_seed(stage.name), inputs, marked)
         work = partial(kind.run, stage.settings, context, task)
         result = team.together((recipe, task), work) if kind.trains else work()
-    except BaseException:
+    except BaseException as error:
         run.pause(_timed(record, *timer))
+        if isinstance(error, Exception):  # not Ctrl-C
+            run.fail(stage.name, error)
         raise
     missing = [role for role in kind.outputs if role not in result.outputs or not result.outputs[role].exists()]
     if missing:

@@ -279,6 +279,29 @@ def test_a_stage_that_failed_and_left_nothing_is_forgotten(
     run(recipe(), tmp_path / "run")  # the name is put right: nothing to refuse, nothing to update
 
 
+def test_why_a_stage_failed_is_on_record_until_the_next_attempt(stages: Stages, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    stages.stop_after, stages.stop_with = 1, RuntimeError("out of memory")
+    with pytest.raises(RuntimeError):
+        run(recipe(), tmp_path)
+    failure = folder.failure()
+    assert failure is not None
+    assert (failure.stage, failure.message) == ("learn", "out of memory")
+    assert not folder.in_use()
+
+    stages.stop_with = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe(), tmp_path)
+    assert folder.failure() is None, "it was interrupted by the user"
+
+
+def test_looking_whether_a_run_is_in_use_disturbs_nobody(stages: Stages, tmp_path: Path) -> None:
+    run(recipe(), tmp_path)
+    with claim(tmp_path) as folder:
+        assert folder.in_use()
+    assert not folder.in_use()
+
+
 def test_what_holds_under_any_settings_outlives_an_update(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
