@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import WriteError, atomic_file, lock_file
@@ -51,7 +52,7 @@ class TreeFile:
             raise WriteError(f"{path} cannot be opened to add trees: {error.strerror or error}") from error
         try:
             lock_file(self._file, path)
-            for tree, end in _members(path):
+            for tree, end in new_trees(path, 0):
                 self.ids[tree.question.id] = slice(self._end, end)
                 self._end = end
             self._file.truncate(self._end)
@@ -104,42 +105,61 @@ def read_trees(path: Path) -> Iterator[Tree]:
     if not path.is_file():
         raise RecordError(f"{path}: no such file")
     complete = 0
-    for tree, end in _members(path):
+    for tree, end in new_trees(path, 0):
         yield tree
         complete = end
     if path.stat().st_size > complete:
         raise RecordError(f"{path}: the last tree is incomplete; run the command that made the file again to resume")
 
 
-def _members(path: Path) -> Iterator[tuple[Tree, int]]:
-    """The complete trees of a file, each with its end offset. An incomplete last tree is ignored."""
+def read_tree(path: Path, place: slice) -> Tree:
+    """The tree at this place in a file."""
     with path.open("rb") as file:
-        end, rest = 0, b""
-        while True:
-            unpacker = zlib.decompressobj(wbits=31)
-            pieces = []
-            size, room = 0, _MAX_TREE
-            while not unpacker.eof:
-                chunk = rest or file.read(_CHUNK)
-                if not chunk:
-                    return
-                try:
-                    pieces.append(unpacker.decompress(chunk, room + 1))
-                except zlib.error as error:
-                    raise RecordError(
-                        f"{path}: damaged at byte {end:,}: {error}. The trees before that byte are complete: truncate "
-                        "the file there, or delete it, and explore again"
-                    ) from error
-                room -= len(pieces[-1])
-                if room < 0:
-                    raise RecordError(f"{path}: a tree of more than {format_bytes(_MAX_TREE)} at byte {end:,}")
-                rest = unpacker.unused_data
-                size += len(chunk) - len(rest)
-            end += size
+        for text, end in _raw_members(file, path, place.start):
+            return _parse(text, path, end)
+    raise RecordError(f"{path}: there is no tree at byte {place.start:,}")
+
+
+def new_trees(path: Path, start: int) -> Iterator[tuple[Tree, int]]:
+    """The complete trees from a byte of a file on, each with its end offset. An incomplete last tree is ignored."""
+    with path.open("rb") as file:
+        for text, end in _raw_members(file, path, start):
+            yield _parse(text, path, end), end
+
+
+def _parse(text: bytes, path: Path, end: int) -> Tree:
+    try:
+        return loads(text.decode(), Tree)
+    except (TraceError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: the tree that ends at byte {end:,} cannot be read: {error}") from error
+
+
+def _raw_members(file: BinaryIO, path: Path, start: int) -> Iterator[tuple[bytes, int]]:
+    """The complete gzip members from a byte on: the JSON of each tree, and its end offset."""
+    file.seek(start)
+    end, rest = start, b""
+    while True:
+        unpacker = zlib.decompressobj(wbits=31)
+        pieces = []
+        size, room = 0, _MAX_TREE
+        while not unpacker.eof:
+            chunk = rest or file.read(_CHUNK)
+            if not chunk:
+                return
             try:
-                yield loads(b"".join(pieces).decode(), Tree), end
-            except (TraceError, UnicodeDecodeError) as error:
-                raise RecordError(f"{path}: the tree that ends at byte {end:,} cannot be read: {error}") from error
+                pieces.append(unpacker.decompress(chunk, room + 1))
+            except zlib.error as error:
+                raise RecordError(
+                    f"{path}: damaged at byte {end:,}: {error}. The trees before that byte are complete: truncate "
+                    "the file there, or delete it, and explore again"
+                ) from error
+            room -= len(pieces[-1])
+            if room < 0:
+                raise RecordError(f"{path}: a tree of more than {format_bytes(_MAX_TREE)} at byte {end:,}")
+            rest = unpacker.unused_data
+            size += len(chunk) - len(rest)
+        end += size
+        yield b"".join(pieces), end
 
 
 @dataclass(frozen=True, slots=True)
