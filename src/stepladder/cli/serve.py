@@ -46,6 +46,7 @@ LIMITS = {
     "topk": "Passages per query if the request does not set it.",
     "max_topk": "Maximum passages per query.",
     "max_queries": "Maximum queries per request.",
+    "max_policies": "Maximum policies of the playground that are loaded at once; two can be compared.",
     "max_characters": "Maximum characters per query (longer ones are truncated) or question.",
     "max_connections": "Maximum open connections.",
     "max_header_bytes": "Maximum bytes of a request's headers.",
@@ -179,6 +180,8 @@ def serve_agent_command(
             "guide": None if setup.guide is None else setup.guide.describe(),
         }
         served = ServedAgent(driver, answer, setup.episode.sampling, setup.episode.k, info, setup.streams)
+        if setup.guide is None:
+            served = replace(served, agent=setup.context.agent, limits=setup.episode)
         if mcp:
             _serve_stdio(served, settings)
             return

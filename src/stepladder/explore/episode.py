@@ -130,7 +130,7 @@ class _NextStep:
         if action.kind is ActionKind.ANSWER:
             return trajectory.extend(step, StopReason.FORCED if self.forced else StopReason.ANSWERED)
         after = trajectory.extend(step)
-        stop = _stop_reason(self.agent, after, self.settings, reply.finish, forced=self.forced)
+        stop = stop_reason(self.agent, after, self.settings, reply.finish, forced=self.forced)
         return after if stop is None else replace(after, stop=stop)
 
 
@@ -155,7 +155,7 @@ def repeats_search(trajectory: Trajectory) -> bool:
     return len(set(searches)) < len(searches)
 
 
-def _stop_reason(
+def stop_reason(
     agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, finish: Finish, *, forced: bool
 ) -> StopReason | None:
     """Why an episode whose newest step is no answer ends; None if it continues."""

@@ -55,6 +55,12 @@ class StudioConfig(HTTPConfig):
     drain_seconds: float = Field(default=5.0, ge=0)
     #: Seconds between two looks at the files of a run that somebody watches.
     refresh_seconds: float = Field(default=1.0, gt=0)
+    #: Policies of the playground that are loaded at once; two can be compared.
+    max_policies: int = Field(default=2, ge=1)
+    #: Maximum characters of a question.
+    max_characters: int = Field(default=4000, ge=1)
+    #: Timeout in seconds for an answer.
+    answer_seconds: float = Field(default=600.0, gt=0)
 
 
 class ServerConfig(HTTPConfig):

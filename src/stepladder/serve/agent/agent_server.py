@@ -5,6 +5,7 @@ In: an agent and limits. Out: an application (`make_agent_app`), or a server tha
 
     POST /v1/chat/completions   a question, see chat_request.py; the answer, see chat.py
     GET  /v1/models             the served model; also /v1/models/NAME
+    GET  /                      the playground, a web page to ask the agent (serve/studio/playground)
     POST /mcp                   the Model Context Protocol, if the extra `mcp` is installed
     GET  /health                {"status": "ok"}, or 503 when the engine is down or all answers fail; needs no token
     GET  /info                  the agent, the rules, the limits, the version
@@ -36,6 +37,9 @@ from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.http.run_server import ListenOptions, run
 from stepladder.serve.server_configs import AgentServerConfig
+from stepladder.serve.studio.pages.playground_page import add_playground_page
+from stepladder.serve.studio.playground.asked_policy import FixedPolicy
+from stepladder.serve.studio.site import Site
 
 #: How a chat becomes a question, for `/info`.
 RULES = {
@@ -105,7 +109,11 @@ def make_agent_app(agent: ServedAgent, config: AgentServerConfig, *, local: bool
         api.router.routes.append(Route("/mcp", manager.asgi_app, methods=["POST"]))
     else:
         api.add_route("/mcp", mcp_is_off, ["POST", "GET"], include_in_schema=False)
-    return Gate(api, config, metrics, local=local)
+    site = Site(api, config.model)
+    add_playground_page(site, FixedPolicy(agent, scheduler, config), "/")
+    gate = Gate(api, config, metrics, local=local)
+    site.is_draining = lambda: gate.draining
+    return gate
 
 
 def serve_agent(agent: ServedAgent, config: AgentServerConfig, **options: Unpack[ListenOptions]) -> None:

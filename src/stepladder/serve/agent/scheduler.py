@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from stepladder.core.io.masking import mask
 from stepladder.core.requests import Algorithm, Job
 from stepladder.core.trace import Step, StopReason, Trajectory, Usage
 from stepladder.driver import Driver, Failure, Outcome
@@ -28,6 +29,9 @@ from stepladder.serve.http.server_metrics import Metrics
 _JOIN_TIMEOUT = 5.0
 #: Weight of the latest question in the running mean of durations.
 _SMOOTHING = 0.1
+
+_DOWN = "the engine or the index is down; see the server's log"
+_FAILED = "the agent failed at this question; see the server's log"
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +94,20 @@ class QueuedRequest:
 class Scheduler:
     """Runs submitted algorithms. Call `start` on the event loop that submits them."""
 
-    def __init__(self, driver: Driver, *, max_waiting: int, metrics: AgentMetrics, live: bool = True) -> None:
-        """`live`: report steps as they are made; otherwise at the end, for searches that may discard steps."""
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        max_waiting: int,
+        metrics: AgentMetrics,
+        live: bool = True,
+        tells_reasons: bool = False,
+    ) -> None:
+        """`live`: report steps as they are made; otherwise at the end, for searches that may discard steps.
+
+        `tells_reasons`: clients are told why a question failed. Otherwise only the log says it.
+        """
+        self._tells_reasons = tells_reasons
         self._driver, self._max_waiting, self._metrics, self._live = driver, max_waiting, metrics, live
         #: Whether the engine or the retriever was down at the last attempt.
         self.down = False
@@ -203,7 +219,8 @@ class Scheduler:
                 while self._running:
                     index, request = self._running.popitem()
                     self._metrics.count_outcome(Outcome(index, failure=failure), request.cost.usage)
-                    self._send(request, HTTPError(503, "the engine or the index is down; see the server's log"))
+                    detail = mask(str(error)) if self._tells_reasons else _DOWN
+                    self._send(request, HTTPError(503, detail))
 
     def _jobs(self) -> Iterator[Job[Any] | None]:
         """Jobs as they arrive. Waits for one only while none is running."""
@@ -247,7 +264,7 @@ class Scheduler:
             if outcome.failure is not None:
                 log.error("a question failed: %s\n%s", outcome.failure.reason, outcome.failure.traceback)
         if outcome.failure is not None:
-            self._send(request, HTTPError(500, "the agent failed at this question; see the server's log"))
+            self._send(request, HTTPError(500, outcome.failure.reason if self._tells_reasons else _FAILED))
         else:
             self._send(request, Finished(outcome.value, request.cost.usage))
 

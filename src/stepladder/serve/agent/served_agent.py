@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from secrets import randbits
 
+from stepladder.agents.base import Agent
 from stepladder.core.requests import Algorithm, Retrieve, Sampling
 from stepladder.core.trace import Passage, Question, Trajectory
 from stepladder.driver import Driver
+from stepladder.explore.episode import EpisodeConfig
 
 #: The algorithm that answers a question with a sampling and a seed: an episode, or a search guided by a reward model.
 RunEpisode = Callable[[Question, Sampling, int], Algorithm[Trajectory]]
@@ -32,6 +34,9 @@ class ServedAgent:
     info: Mapping[str, object] = field(default_factory=dict)
     #: Whether steps can be reported as they are made: they are those of the final trajectory.
     live: bool = True
+    #: Of plain episodes: the agent and its limits, to continue from a step that a user has edited.
+    agent: Agent | None = None
+    limits: EpisodeConfig | None = None
 
     @property
     def can_search(self) -> bool:

@@ -4,6 +4,7 @@ In: a folder of runs and limits. Out: an application (`make_studio_app`), or a s
 (`serve_studio`).
 
     /                       every run: state, stages, scores, alarms, cost; live
+    /playground             ask a policy, edit its steps, compare two
     /health /info /metrics  as every server
 
 site.py has what all pages share; each file in pages/ is one page and says which addresses it has. Errors are pages for
@@ -22,7 +23,9 @@ from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.run_server import ListenOptions, run
 from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.server_configs import StudioConfig
+from stepladder.serve.studio.pages.playground_page import add_playground_page
 from stepladder.serve.studio.pages.runs_page import add_runs_page
+from stepladder.serve.studio.playground.loaded_policies import LoadedPolicies
 from stepladder.serve.studio.run_library import RunLibrary
 from stepladder.serve.studio.site import Site
 
@@ -35,11 +38,14 @@ class Problem(BaseModel):
 
 def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = True) -> Gate:
     """The server as an ASGI application. `local`: only this machine can connect."""
+    # Whoever can reach a studio without a token may not make it read paths or call servers.
+    policies = LoadedPolicies(runs, config, trusted=local or config.token is not None)
     metrics = Metrics("page_seconds", "Seconds to answer a request of the page of all runs.", (0.01, 0.1, 0.5, 1, 5))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        await policies.close()
 
     api = ServerAPI(
         "Stepladder studio",
@@ -53,6 +59,7 @@ def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = Tru
     api.main_path = "/"
     site = Site(api, "Stepladder studio")
     add_runs_page(site, runs, config)
+    add_playground_page(site, policies)
     gate = Gate(api, config, metrics, local=local)
     site.is_draining = lambda: gate.draining
     return gate
