@@ -32,10 +32,10 @@ def render_page(
     template: str,
     filters: Mapping[str, Callable[..., str]] | None = None,
     styles: tuple[str, ...] = (),
-    script: str | None = None,
+    scripts: tuple[str, ...] = (),
     **content: Any,
 ) -> str:
-    """Render a template that extends layout.html. `styles` and `script` are template files to inline."""
+    """Render a template that extends layout.html. `styles` and `scripts` are template files to inline."""
     environment = make_environment(package)
     environment.filters |= filters or {}
     loader = environment.loader
@@ -46,7 +46,7 @@ def render_page(
 
     return environment.get_template(template).render(
         style=Markup("").join([*map(inlined, ("page.css", *styles)), Markup(STYLE)]),
-        script=None if script is None else inlined(script),
+        script=Markup("").join(map(inlined, scripts)),
         version=__version__,
         **content,
     )

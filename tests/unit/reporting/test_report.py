@@ -414,7 +414,7 @@ def test_a_step_of_a_tree_is_shown_with_what_the_reward_model_thinks_of_it(made:
     text = made.page()
     page = Page(text)
     assert "search Who designed Orm Tower? N 4 Q 0.75 S 0.61 PRM 0.50" in page.text
-    assert "answer Velm unsupported N 3 F1 1.00 S 0.81 PRM 0.87" in page.text
+    assert "answer Velm unsupported N 3 F1 1.00 S 0.81 PRM 0.87 ≠" in page.text, "the gold judge calls it faulty"
     assert text.count('title="PRM score of this step') == text.count(">PRM 0.") == 8
     assert "PRM: score of the process reward model (stage examined)" in page.text
 

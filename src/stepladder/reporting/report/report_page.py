@@ -50,7 +50,7 @@ def render(run: RunData) -> str:
         "stepladder.reporting.report",
         "report.html",
         {"duration": duration, "kind": KIND_LABELS.__getitem__},
-        script="report.js",
+        scripts=("tree_view.js", "report.js"),
         run=run,
         recipe=run.report.recipe,
         data=data_text(run),

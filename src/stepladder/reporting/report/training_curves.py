@@ -110,10 +110,10 @@ def _stage_curves(stage: StageRecord, settings: Config, rows: list[Row], *, done
     for name, columns in _metrics(rows).items():
         values = [value for points in columns for _, value in points]
         if len(set(values)) == 1 and math.isfinite(values[0]):
-            constants[_name(name)] = f"{_number(values[0])} ({'constant' if len(values) > 1 else 'one value'})"
+            constants[metric_name(name)] = f"{_number(values[0])} ({'constant' if len(values) > 1 else 'one value'})"
         else:
-            charts[name] = _curve(name, *columns, _note(name, settings) if all(columns) else "")
-    secondary = {name for name in charts if name in _SECONDARY or name.endswith("seconds")}
+            charts[name] = _curve(name, *columns, note_on(name, settings) if all(columns) else "")
+    secondary = {name for name in charts if is_secondary(name)}
     return StageCurves(
         stage,
         max((row["step"] for row in rows), default=0),
@@ -131,15 +131,30 @@ def _metrics(rows: list[Row]) -> dict[str, tuple[Points, Points]]:
     found: dict[str, tuple[list[tuple[float, float]], list[tuple[float, float]]]] = {}
     for row in rows:
         for column, value in row.items():
-            if column in _INDEX_COLUMNS or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            # Seconds per update and seconds per dev evaluation are different metrics.
-            name = column if column.endswith("seconds") else column.removeprefix(_DEV)
-            found.setdefault(name, ([], []))[column.startswith(_DEV)].append((float(row["step"]), float(value)))
+            if is_metric(column, value):
+                name, dev = metric_of(column)
+                found.setdefault(name, ([], []))[dev].append((float(row["step"]), float(value)))
     return dict(found)
 
 
-def _note(metric: str, settings: Config) -> str:
+def is_metric(column: str, value: object) -> bool:
+    """Whether a value in a row is drawn."""
+    return column not in _INDEX_COLUMNS and not isinstance(value, bool) and isinstance(value, int | float)
+
+
+def metric_of(column: str) -> tuple[str, bool]:
+    """The metric of a column, and whether it was measured on dev questions."""
+    # Seconds per update and seconds per dev evaluation are different metrics.
+    name = column if column.endswith("seconds") else column.removeprefix(_DEV)
+    return name, column.startswith(_DEV)
+
+
+def is_secondary(metric: str) -> bool:
+    """Whether a metric is folded away."""
+    return metric in _SECONDARY or metric.endswith("seconds")
+
+
+def note_on(metric: str, settings: Config) -> str:
     """Why training and dev values of a metric are not comparable; empty if they are."""
     if not isinstance(settings, PRMConfig) or metric not in ("loss", "error"):
         return ""
@@ -155,10 +170,10 @@ def _curve(name: str, updates: Points, dev: Points, note: str) -> Curve:
     drawn, dots = ([point for point in points if math.isfinite(point[1])] for points in (updates, dev))
     line = downsampled(drawn)
     smooth = smoothed(line)
-    chart = curve_svg(_name(name), line, smooth, dots) if line or dots else ""
+    chart = curve_svg(metric_name(name), line, smooth, dots) if line or dots else ""
     ends = [f"{split}{_ends(points)}" for split, points in (("", smooth or line), ("dev ", dots)) if points]
     not_finite = len(updates) + len(dev) - len(drawn) - len(dots)
-    return Curve(_name(name), " · ".join(ends), note, not_finite, Markup(chart))
+    return Curve(metric_name(name), " · ".join(ends), note, not_finite, Markup(chart))
 
 
 def downsampled(points: Points) -> Points:
@@ -191,5 +206,6 @@ def _number(value: float) -> str:
     return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}").replace("-", "−")
 
 
-def _name(column: str) -> str:
+def metric_name(column: str) -> str:
+    """The display name of a metric."""
     return _NAMES.get(column, column.replace("_", " "))

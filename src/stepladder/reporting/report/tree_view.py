@@ -23,6 +23,7 @@ from stepladder.pipeline.stage import EXAMINATION, TREES
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
 from stepladder.reporting.charts.tree_layout import is_unvisited, most_visited_path, ordered_children
 from stepladder.reporting.report.run_data import RunData
+from stepladder.reporting.report.tree_disputes import disputes_of
 from stepladder.reporting.run_tables import stage_summary
 
 #: Maximum trees in a report, and steps per tree.
@@ -41,6 +42,9 @@ class NodeView:
     #: Whether it is on the most visited path.
     best: bool
     unvisited: bool
+    #: Whether its value, or its PRM score, contradicts another judgement: see tree_disputes.py.
+    disputed: bool
+    prm_against_gold: bool
     #: How the rollouts from here ended.
     rollouts: list[str]
     children: "list[NodeView]"
@@ -94,12 +98,12 @@ def trees_of(run: RunData) -> TreeSection | None:
     if not chosen:
         return None
     first = chosen.index(max(chosen, key=_rank))
-    scored_by, scores = _scores(run, path)
+    scored_by, scores = scores_of_trees(run, path)
     trees = [tree_view(tree, scores.get(tree.question.id, {})) for tree in chosen]
     return TreeSection(stage.name, headline, total, trees, first, scored_by)
 
 
-def _scores(run: RunData, trees: Path) -> tuple[str, dict[str, NodeScores]]:
+def scores_of_trees(run: RunData, trees: Path) -> tuple[str, dict[str, NodeScores]]:
     """The newest PRM evaluation that scored these trees, and the scores."""
     for stage in reversed(run.report.stages):
         if EXAMINATION in stage.outputs:
@@ -124,12 +128,12 @@ def most_informative(trees: Iterable[Tree], most: int = MAX_TREES) -> list[Tree]
 
 def _rank(tree: Tree) -> tuple[int, int, int]:
     """Prefers mixed results, then many branch points, then few nodes."""
-    answered, right = _answers(tree)
+    answered, right = answers_of(tree)
     forks = sum(len(family) > 1 for family in tree.children_by_node())
     return min(right, answered - right), forks, -len(tree.nodes)
 
 
-def _answers(tree: Tree) -> tuple[int, int]:
+def answers_of(tree: Tree) -> tuple[int, int]:
     """Number of leaves with an answer, and with a right answer."""
     rewards = [node.reward for node in tree.nodes if node.stop is not None and node.stop.has_answer]
     return len(rewards), sum(reward == 1 for reward in rewards)
@@ -140,7 +144,8 @@ def tree_view(tree: Tree, scores: Mapping[int, float], most: int = MAX_STEPS) ->
     kept = _most_visited(tree, most)
     children_by_node, best = ordered_children(tree), frozenset(most_visited_path(tree))
     judged, shortest = judge_tree(tree), spre(tree)
-    probabilities = dict(zip(scores, as_probabilities([*scores.values()])))
+    probabilities = prm_scores(scores)
+    disputes = disputes_of(tree, judged, probabilities)
 
     def children(parent: Node) -> list[NodeView]:
         return [
@@ -151,6 +156,8 @@ def tree_view(tree: Tree, scores: Mapping[int, float], most: int = MAX_STEPS) ->
                 probabilities.get(node.id),
                 node.id in best,
                 is_unvisited(node),
+                node.id in disputes.values,
+                node.id in disputes.prm,
                 _endings(node),
                 children(node),
             )
@@ -158,7 +165,12 @@ def tree_view(tree: Tree, scores: Mapping[int, float], most: int = MAX_STEPS) ->
             if node.id in kept
         ]
 
-    return TreeView(tree, *_answers(tree), children(tree.nodes[0]), len(tree.nodes) - 1 - len(kept))
+    return TreeView(tree, *answers_of(tree), children(tree.nodes[0]), len(tree.nodes) - 1 - len(kept))
+
+
+def prm_scores(logits: Mapping[int, float]) -> dict[int, float]:
+    """PRM scores from 0 to 1 by node, from logits."""
+    return dict(zip(logits, as_probabilities([*logits.values()])))
 
 
 def _most_visited(tree: Tree, most: int) -> frozenset[int]:
