@@ -28,6 +28,7 @@ STUDY: dict[str, Any] = {
     "seeds": 1,
     "estimand": {"stage": "after"},
     "budget": {"updates": "equal"},
+    "by_hops": "after",
 }
 
 

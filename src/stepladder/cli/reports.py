@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stepladder.cli.declarations import ERR, OUT, argument, option, path_option, print_json, say, takes_groups
+from stepladder.cli.declarations import ERR, OUT, argument, given, option, path_option, print_json, say, takes_groups
 from stepladder.cli.options import AsJson, RunOptions, RunToRead
 from stepladder.cli.recipes import interruptible, output_of
 from stepladder.core.errors import StepladderError, nearest
@@ -30,7 +30,7 @@ from stepladder.reporting.studies.study_arms import prepare
 from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_json import plain_results
 from stepladder.reporting.studies.study_power import plan_power, print_power
-from stepladder.reporting.studies.study_registration import register
+from stepladder.reporting.studies.study_registration import register, registered
 from stepladder.reporting.studies.study_report import print_results, write_results
 from stepladder.reporting.studies.study_results import read_results
 from stepladder.reporting.studies.study_runner import Keep, jobs_of, run_study
@@ -102,6 +102,10 @@ def study_command(
     keep: Annotated[
         Keep, option("WHAT", "What to keep of a finished run: runs, or only results (kilobytes).")
     ] = "runs",
+    model: Annotated[
+        str | None,
+        option("MODEL", "Model that all runs start from: a name, folder or GGUF file.", "that of the study's recipe"),
+    ] = None,
     power: Annotated[
         Path | None,
         path_option(
@@ -124,7 +128,7 @@ def study_command(
             say(f"[bold]{name}[/]: {printable(find_study(name).question)}")
         return
     read = find_study(study)
-    planned = prepare(read if seeds is None else read.model_copy(update={"seeds": seeds}), options.overrides or ())
+    planned = prepare(read.model_copy(update=given(seeds=seeds, policy=model)), options.overrides or ())
     if power is not None:
         plan = plan_power(planned, power)
         print_json(plan.plain()) if options.as_json else print_power(OUT, plan)
@@ -134,7 +138,7 @@ def study_command(
         raise StepladderError(f"--out: {path} cannot be a folder: a file is in the way")
     if show and not path.is_dir():
         raise StepladderError(f"--show: there is no folder {path}: the study was not started here")
-    registration = register(planned, path)
+    registration = registered(planned, path) if show else register(planned, path)
     failure = None
     if not show:
         update = options.updating()["update"]

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -71,7 +72,8 @@ class Summary:
     stops: dict[str, int]
     #: Why questions were not answered exactly, by cause.
     misses: dict[str, int]
-    #: EM and F1 by number of gold hops, and by kind of question.
+    #: EM and F1 by number of gold hops, and by kind of question; where gold passages are known also the share of
+    #: questions for which all were found, and the mean F1 of these.
     by_hops: dict[str, dict[str, float]]
     by_kind: dict[str, dict[str, float]]
     #: Failed episodes, by reason.
@@ -295,11 +297,15 @@ def _grouped(rows: Sequence[QuestionScore], key: Callable[[QuestionScore], str])
     groups: dict[str, list[QuestionScore]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
-    return {
-        name: {
-            "questions": len(group),
-            "em": sum(row.em for row in group) / len(group),
-            "f1": sum(row.f1 for row in group) / len(group),
-        }
-        for name, group in sorted(groups.items())
-    }
+    return {name: _group_numbers(group) for name, group in sorted(groups.items())}
+
+
+def _group_numbers(rows: Sequence[QuestionScore]) -> dict[str, float]:
+    numbers = {"questions": len(rows), "em": fmean(row.em for row in rows), "f1": fmean(row.f1 for row in rows)}
+    known = [row for row in rows if row.gold_recall is not None]
+    found = [row for row in known if row.gold_recall == 1]
+    if known:
+        numbers["found"] = len(found) / len(known)
+    if found:
+        numbers["f1_found"] = fmean(row.f1 for row in found)
+    return numbers

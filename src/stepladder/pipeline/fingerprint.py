@@ -46,7 +46,7 @@ def all_ingredients(recipe: Recipe, marked: Mapping[str, frozenset[str]] = _NO_M
     model = recipe.shared
     served = f"{model.served_model} behind a server ({model.server.api})" if model.server else ""
     needs_base = any(BASE in stage.inputs.values() for stage in recipe.stages) and model.engine != "openai"
-    base = _policy_content(model.policy) if needs_base else served
+    base = policy_content(model.policy) if needs_base else served
     found: dict[str, Ingredients] = {}
     for stage in recipe.stages:
         taken = [source for source in stage.inputs.values() if source not in (BASE, ORACLE, SERVER)]
@@ -136,7 +136,8 @@ def _server_play(shared: SharedConfig) -> Ingredients:
     return {} if play == usual else {f"prompting.{name} of the server": value for name, value in asdict(play).items()}
 
 
-def _policy_content(policy: str) -> str:
+def policy_content(policy: str) -> str:
+    """The identity of a model: the content of its files, or its name on the hub."""
     is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(expand_path(policy)))
     path = builtin_folder(policy) or (expand_path(policy) if is_local else None)
     if path is None:
@@ -144,7 +145,7 @@ def _policy_content(policy: str) -> str:
             raise StepladderError(f"policy: the model {policy} does not exist")
         return policy
     if is_adapter(path):
-        return f"content {content(path)} on {_policy_content(base_of(path))}"
+        return f"content {content(path)} on {policy_content(base_of(path))}"
     if path.is_dir() and not (path / "config.json").is_file():
         raise StepladderError(f"policy: {path} is not a model folder: it has no config.json")
     return f"content {content(path)}"

@@ -19,6 +19,7 @@ from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import POLICY
+from stepladder.train.loop.config import selection_questions
 
 #: The folder of a stage with the evaluation of its policy on the run's dev questions.
 _DEV = "dev"
@@ -94,7 +95,7 @@ def _regression(run: RunFolder, stage: str) -> Regression | None:
 def score_policies(run: RunFolder, recipe: Recipe, context: RunContext) -> None:
     """Evaluate the finished policies of a run on the same dev questions, if there are several.
 
-    There are as many questions as the stage with the most `dev_questions` uses; none if it is 0 everywhere.
+    There are as many questions as the stage with the most `dev_questions` uses; none if no stage selects by them.
     """
     stages, count = run.outputs(POLICY), _dev_questions(recipe)
     if len(stages) < 2 or not count:
@@ -112,8 +113,8 @@ def score_policies(run: RunFolder, recipe: Recipe, context: RunContext) -> None:
 
 
 def _dev_questions(recipe: Recipe) -> int:
-    """The most dev questions that a stage uses."""
-    return max((getattr(stage.settings, "dev_questions", 0) for stage in recipe.stages), default=0)
+    """The most dev questions that a stage selects by."""
+    return max((selection_questions(stage.settings) for stage in recipe.stages), default=0)
 
 
 def _dev_scores(run: RunFolder, stage: str) -> dict[str, float]:

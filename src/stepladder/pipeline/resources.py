@@ -316,11 +316,11 @@ class RunContext:
             raise StepladderError(f"no question of the split '{split}' has an answer: rewards cannot be computed")
         self.check_index()
 
-    def expect_dev(self, stage: str, questions: int) -> None:
+    def expect_dev(self, stage: str, questions: int, split: str = "dev") -> None:
         """Raise if a stage needs dev questions and the data has no dev split."""
-        if questions and "dev" not in self.data.questions:
-            needs = f"{stage} selects a checkpoint on {questions} dev questions, but the data has no dev split"
-            raise StepladderError(f"{needs}: give one (--dev, in a recipe data.dev), or set dev_questions to 0")
+        if questions and split not in self.data.questions:
+            needs = f"{stage} evaluates checkpoints on {questions} {split} questions, but the data has no {split} split"
+            raise StepladderError(f"{needs}: give one (--{split}, in a recipe data.{split}), or set dev_questions to 0")
 
     def split(self, name: str) -> tuple[Question, ...]:
         """The questions of one split. Skipped records are reported once."""
@@ -348,14 +348,20 @@ class RunContext:
             raise StepladderError(str(error)) from error
 
     def training(
-        self, task: "Task", questions: Sequence[Question] | None = None, *, dev: bool = True, search: bool = True
+        self,
+        task: "Task",
+        questions: Sequence[Question] | None = None,
+        *,
+        dev: bool = True,
+        dev_split: str = "dev",
+        search: bool = True,
     ) -> TrainingContext:
         """The context of a trainer; `questions` defaults to the train split. Without `search` no index is opened."""
         shared = self.settings
         return TrainingContext(
             self.agent,
             self.split("train") if questions is None else questions,
-            self.split("dev") if dev else (),
+            self.split(dev_split) if dev else (),
             self.retriever if search else None,
             self.episode(),
             task.folder,
@@ -365,6 +371,7 @@ class RunContext:
             shared.batch_size,
             report_to=shared.report_to,
             project=task.folder.absolute().parent.name,
+            dev_split=dev_split,
         )
 
     def scorer(self, name: str, reward: str | None, **options: Any) -> StepScorer:

@@ -55,7 +55,18 @@ def test_means_intervals_and_causes(questions: list[Question]) -> None:
     assert summary.metrics["em"].low < 4 / 6 < summary.metrics["em"].high
     assert summary.misses == {"retrieval": 2}, "nothing was searched, so no gold passage was found"
     assert summary.metrics["under_search"].mean == 1.0
-    assert summary.by_kind == {"bridge": {"questions": 6, "em": pytest.approx(4 / 6), "f1": pytest.approx(4 / 6)}}
+    assert summary.by_kind == {
+        "bridge": {"questions": 6, "em": pytest.approx(4 / 6), "f1": pytest.approx(4 / 6), "found": 0.0}
+    }
+
+
+def test_groups_tell_what_was_found_and_what_was_made_of_it(questions: list[Question]) -> None:
+    agent = make_agent("prorag")
+    rows = evaluate(Driver(OracleEngine(agent), WordRetriever()), agent, questions).scores
+    mixed = [replace(rows[0], f1=0.5, em=0.0), replace(rows[1], gold_recall=0.5, f1=0.0, em=0.0), *rows[2:4]]
+    (group,) = summarize([*mixed, replace(rows[4], gold_recall=None, f1=0.0)]).by_hops.values()
+    assert group["found"] == 0.75, "all gold passages, of the four questions that have some"
+    assert group["f1_found"] == pytest.approx((0.5 + 1 + 1) / 3)
 
 
 def test_failed_episodes_count_as_zero_and_say_why(questions: list[Question]) -> None:

@@ -73,6 +73,7 @@ def test_a_study_runs_every_arm_from_what_they_share(finished: tuple[Study, Path
     counting = study.model_copy(update={"budget": Budget(tokens="equal", evaluation=True)})
     counted = [arm.ledger for arm in read_results(counting, folder).arms]
     assert all(each.tokens_read and each.tokens_sampled for each in counted), "that of the estimand, if told so"
+    assert results.arm("long").by_hops["1"]["questions"] >= 1
     write_results(results, folder)
     plain = json.loads((folder / RESULTS).read_text())
     assert plain["arms"]["long"]["by_seed"] == {"0": 0.0}
@@ -82,6 +83,7 @@ def test_a_study_runs_every_arm_from_what_they_share(finished: tuple[Study, Path
     assert "F1 on dev questions" in (folder / PLOT).read_text()
     told = StringIO()
     print_results(Console(file=told, width=120), results)
+    assert "after by number of hops, means over seeds" in told.getvalue()
     assert "budget not kept: long: 2 updates instead of 1 (+100%)" in told.getvalue()
     assert "selection: sft keeps its best checkpoint by F1 on dev questions" in told.getvalue()
 

@@ -1,6 +1,7 @@
 """Studies as files: what a definition may say, what fits the recipe, and what is registered before the first run."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from stepladder.reporting.studies.study_registration import FILE, read_registrat
 from stepladder.reporting.studies.study_statistics import power
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.trainer import schedule
-from tests.support import shell as shell_fixture
+from tests.support import ROOT, shell as shell_fixture
 from tests.support.shell import Shell
 
 shell = shell_fixture.shell
 
+NANO = ROOT / "src" / "stepladder" / "models" / "nano"
 RECIPE = {
     "policy": "tiny",
     "device": "cpu",
@@ -202,6 +204,26 @@ def test_numbers_of_an_evaluation_have_dots(tmp_path: Path, metric: str) -> None
 def test_unknown_dev_metrics_are_refused(tmp_path: Path) -> None:
     estimand = {"stage": "sft", "metric": "dev_f2", "last_checkpoints": 1}
     refused(tmp_path, "unknown metric 'dev_f2'", estimand=estimand)
+
+
+def test_checkpoints_are_measured_on_the_split_of_the_metric(tmp_path: Path) -> None:
+    grpo = {"mode": "outcome", "questions": 32, "num_generations": 4, "batch_size": 16, "eval_steps": 5}
+    recipe = {**RECIPE, "stages": {"grpo": {**grpo, "eval_split": "test"}, "after": {"kind": "eval"}}}
+    arms = {"short": None, "long": {"stages.grpo.num_train_epochs": 2}}
+    for metric in ("test_f1", "dev_f1"):
+        path = saved(tmp_path, recipe, estimand={"stage": "grpo", "metric": metric, "last_checkpoints": 1}, arms=arms)
+        if metric == "test_f1":
+            prepare(find_study(path))
+        else:
+            with pytest.raises(StepladderError, match=r"dev_f1, but the arm short evaluates checkpoints on test"):
+                prepare(find_study(path))
+
+
+def test_numbers_by_hops_are_of_an_evaluation_of_the_arms(tmp_path: Path) -> None:
+    assert prepared(tmp_path, by_hops="after").by_hops == "after"
+    for stage in ("before", "sft"):
+        refused(tmp_path, f"by_hops: expected an evaluation .* of the arms, found {stage}", by_hops=stage)
+    refused(tmp_path, "unknown stage 'afer'", by_hops="afer")
 
 
 def test_what_the_arms_set_cannot_be_set_for_all(tmp_path: Path) -> None:
@@ -443,6 +465,25 @@ def test_seeds_are_added_with_a_reason_that_is_kept(tmp_path: Path) -> None:
     assert second.sha256 == first.sha256, "of the first definition"
     with pytest.raises(StepladderError, match="undo the change"):
         register(prepared(tmp_path), out)
+
+
+def test_a_model_is_registered_by_its_content(shell: Shell, tmp_path: Path) -> None:
+    first, second = (tmp_path / name / "model" for name in ("one", "two"))
+    for folder in (first, second):
+        shutil.copytree(NANO, folder)
+    study, out = find_study(saved(tmp_path)), tmp_path / "out" / "small"
+    registered = register(prepare(study.model_copy(update={"policy": str(first)})), out)
+    assert registered.definition["policy"].startswith("content ")
+    started(out)
+    register(prepare(study.model_copy(update={"policy": str(second)})), out)  # elsewhere, on another machine
+    assert recipe_of(prepare(study.model_copy(update={"policy": str(second)})), 0, "short").shared.policy == str(second)
+    (second / "config.json").write_text((second / "config.json").read_text() + "\n")
+    said = shell("study", saved(tmp_path), "--model", second, "--out", tmp_path / "out", code=2)
+    assert "is registered with another definition: policy: content" in said
+    shutil.rmtree(first)  # results can be shown without it
+    assert "unfinished: seed 0 short" in shell("study", saved(tmp_path), "--show", "--out", tmp_path / "out")
+    said = shell("study", saved(tmp_path, smallest_effect=0.1), "--show", "--out", tmp_path / "out", code=2)
+    assert "is registered with another definition: smallest_effect: null -> 0.1" in said
 
 
 def test_runs_before_the_registration_are_refused(tmp_path: Path) -> None:

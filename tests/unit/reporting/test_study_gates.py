@@ -123,7 +123,7 @@ def test_at_the_end_of_a_slot_runs_are_stopped_and_told(tmp_path: Path, capsys: 
     slot = slot_of(study, tmp_path, 1 / 60)
     waiting = ("bash", "-c", "read -r; read -r")  # until its input is closed
     run_jobs([job(tmp_path / "a"), job(tmp_path / "b")], 1, Console(file=told, width=200), waiting, slot=slot)
-    assert "1 runs were stopped, 2 of 2 are left. The same command goes on" in told.getvalue()
+    assert "1 runs were stopped, 2 of 2 are left. The same command resumes" in told.getvalue()
 
 
 @pytest.mark.slow

@@ -752,6 +752,20 @@ def test_it_is_a_stage_of_a_recipe(tmp_path: Path, files: dict[str, str]) -> Non
     assert run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO())).skipped == ("grpo",)
 
 
+def test_test_questions_measure_checkpoints_and_select_none(tmp_path: Path, files: dict[str, str]) -> None:
+    stage = {**GRPO_STAGE, "mode": "outcome", "eval_split": "test", "eval_steps": 1, "eval_on_start": True}
+    stages = {"grpo": stage, "again": {**stage, "kind": "grpo", "policy": "grpo"}}
+    recipe = Recipe.read({**SHARED, "data": {**files, "test": files["dev"]}, "stages": stages})
+    report = run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
+    rows = read_metrics(tmp_path / "run" / "grpo" / "curves.jsonl")
+    assert [row["step"] for row in rows if "test_f1" in row] == [0, 1, 2]
+    assert not any("dev_f1" in row for row in rows)
+    summary = report.stages[0].summary
+    assert summary["kept_update"] == 2, "the last one"
+    assert "best_test_f1" not in summary
+    assert not (tmp_path / "run" / "grpo" / "dev").exists(), "and no policy of the run is chosen by them"
+
+
 def test_a_real_reward_model_scores_the_steps(tmp_path: Path, files: dict[str, str]) -> None:
     reward_model().save(tmp_path / "reward")
     context = RunContext(SharedConfig.read({**SHARED, "data": files}))
@@ -810,7 +824,7 @@ def test_only_modes_that_score_steps_take_a_reward_model() -> None:
     ("shared", "said"),
     [
         ({"agent": "reasonrag-brief"}, "'reasonrag-brief' starts a new context"),
-        ({"data": "train"}, "grpo selects a checkpoint on 1 dev questions, but the data has no dev"),
+        ({"data": "train"}, "grpo evaluates checkpoints on 1 dev questions, but the data has no dev"),
     ],
     ids=["agent", "dev questions"],
 )

@@ -487,6 +487,6 @@ def test_a_recipe_says_what_is_missing_or_too_much() -> None:
 
 def test_a_missing_split_is_noticed_before_the_first_stage_begins(tmp_path: Path, files: dict[str, str]) -> None:
     made = recipe({"sft": {"dev_questions": 0}, "rft": {"threshold": None}}, data={"train": files["train"]})
-    with pytest.raises(StepladderError, match="rft selects a checkpoint on 60 dev questions, but the data has no dev"):
+    with pytest.raises(StepladderError, match="rft evaluates checkpoints on 60 dev questions, but the data has no dev"):
         run_recipe(made, tmp_path / "run", console=Console(file=StringIO()))
     assert not (tmp_path / "run" / "sft").exists()

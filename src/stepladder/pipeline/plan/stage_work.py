@@ -14,6 +14,7 @@ from stepladder.pipeline.plan.transcript_profile import TranscriptProfile
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, SERVER
 from stepladder.train.grpo.credit.base import Need
+from stepladder.train.loop.config import selection_questions
 
 #: Kinds of stages that train a policy.
 _POLICY_KINDS = ("sft", "rft", "dpo", "grpo")
@@ -135,7 +136,7 @@ class WorkModel:
     def _comparison(self) -> tuple[Generation, ...]:
         """From the second policy on, the policies of a run are compared on the same dev questions."""
         self._policies += 1
-        questions = max(getattr(stage.settings, "dev_questions", 0) for stage in self.recipe.stages)
+        questions = max(selection_questions(stage.settings) for stage in self.recipe.stages)
         compared = {1: 0, 2: 2}.get(self._policies, 1)
         if not questions or not compared:
             return ()

@@ -27,14 +27,15 @@ from stepladder.train.grpo.credit.requirements import check_questions
 
 
 def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResult:
-    """Run episodes of the train split and reinforce the better ones; evaluate on the dev split."""
+    """Run episodes of the train split and reinforce the better ones; evaluate on another split."""
     from stepladder.train.grpo.trainer import train_grpo  # imports torch, transformers and trl
 
     scorer = None
     if settings.scores_steps:
         options = {"retokenize": settings.retokenize, "derived": settings.derived}
         scorer = context.scorer(settings.scorer, task.inputs.get(REWARD), **options)
-    report = train_grpo(task.inputs[POLICY], context.training(task, dev=bool(settings.dev_questions)), settings, scorer)
+    training = context.training(task, dev=bool(settings.dev_questions), dev_split=settings.eval_split)
+    report = train_grpo(task.inputs[POLICY], training, settings, scorer)
     return StageResult(report.numbers, {POLICY: report.policy})
 
 
@@ -55,7 +56,7 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
     check_questions(questions, settings)
     if _reads_gold(settings):
         check_gold(context, questions)
-    context.expect_dev("grpo", settings.dev_questions)
+    context.expect_dev("grpo", settings.dev_questions, settings.eval_split)
 
 
 def _reads_gold(settings: GRPOConfig) -> bool:

@@ -17,14 +17,15 @@ from stepladder.pipeline.stage import EVALUATION, EXAMINATION
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.studies.study_spec import Study
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.loop.config import PolicyTrainingConfig
+from stepladder.train.loop.config import PolicyTrainingConfig, selection_questions
 
 #: The numbers of an evaluation; the summaries of other stages depend on their settings.
 _OF_EVALUATIONS = ("f1", "em", "validity", "searches", "by_hops", "failed")
 _OF_INTERVALS = ("mean", "low", "high")
 _OF_HOPS = ("f1", "em", "questions")
-#: Those of dev episodes during training.
-_OF_DEV_EPISODES = ("dev_f1", "dev_em", "dev_failed", "dev_seconds")
+#: Those of evaluations during training, after the name of their split.
+_OF_CHECKPOINTS = ("f1", "em", "failed", "seconds")
+_SPLITS = ("dev", "test")
 #: Settings of the data that choose dev and test questions.
 _DATA = ("name", "world_seed", "dev", "test", "holdout")
 
@@ -46,14 +47,16 @@ def prepare(study: Study, overrides: Sequence[str] = ()) -> Study:
     for arm, recipe in recipes.items():
         _check_estimand(study, arm, recipe, same[: same.index(shared) + 1] if shared else [])
     _check_questions(study, recipes)
+    _check_by_hops(study, recipes[study.baseline], same)
     return study
 
 
 def recipe_of(study: Study, seed: int, arm: str) -> Recipe:
     """The recipe of a run, up to the last stage of the study."""
     own = [*map(join_override, study.arms[arm], study.arms[arm].values()), f"seed={seed}"]
-    common = map(join_override, study.overrides, study.overrides.values())  # some may be for some arms only
-    recipe = load_recipe(study.recipe, own, defaults=list(common))
+    common = study.overrides if study.policy is None else {**study.overrides, "policy": study.policy}
+    defaults = list(map(join_override, common, common.values()))  # some may be for some arms only
+    recipe = load_recipe(study.recipe, own, defaults=defaults)
     names = [stage.name for stage in recipe.stages]
     return replace(recipe, stages=recipe.stages[: names.index(study.last) + 1]) if study.last in names else recipe
 
@@ -83,6 +86,7 @@ def _with_overrides(study: Study, overrides: Sequence[str]) -> Study:
 def _check_stages(study: Study, arm: str, names: Sequence[str]) -> None:
     """The stages that a study names are stages of every arm."""
     keys = {"last": study.last, "shared": study.shared, "estimand.stage": study.estimand.stage}
+    keys["by_hops"] = study.by_hops
     for key, stage in keys.items():
         if stage is not None and stage not in names:
             where = f"study {study.name}: {key}, in the arm {arm}:"
@@ -151,6 +155,17 @@ def _check_gates(study: Study, shared: Recipe | None) -> None:
                 _check_number(metric, where)
 
 
+def _check_by_hops(study: Study, recipe: Recipe, same: Sequence[str]) -> None:
+    """What is shown by number of hops is an evaluation behind the shared stages."""
+    if study.by_hops is None:
+        return
+    kind = next(stage.kind for stage in recipe.stages if stage.name == study.by_hops)
+    if EVALUATION not in get_stage(kind).outputs or study.by_hops in same:
+        raise StepladderError(
+            f"study {study.name}: by_hops: expected an evaluation (kind: eval) of the arms, found {study.by_hops}"
+        )
+
+
 def _check_estimand(study: Study, arm: str, recipe: Recipe, shared: Sequence[str]) -> None:
     estimand, where = study.estimand, f"study {study.name}: estimand"
     if estimand.stage in shared:
@@ -185,14 +200,21 @@ def _check_number(metric: str, where: str) -> None:
 def _check_checkpoints(study: Study, arm: str, stage: Stage) -> None:
     """The stage has the metric at enough evaluations, as far as that can be known before it runs."""
     metric, settings, where = study.estimand.metric, stage.settings, f"study {study.name}: estimand"
-    if not metric.startswith("dev_"):
+    named, _, number = metric.partition("_")
+    if named not in _SPLITS:
         return
+    split = getattr(settings, "eval_split", "dev")
+    if named != split:
+        key = f"stages.{stage.name}.eval_split"
+        raise StepladderError(f"{where}: {metric}, but the arm {arm} evaluates checkpoints on {split} ({key})")
     if getattr(settings, "dev_questions", None) == 0:
         raise StepladderError(f"{where}: the arm {arm} has no dev evaluations: set stages.{stage.name}.dev_questions")
     if not isinstance(settings, PolicyTrainingConfig) or stage.kind == "dpo":  # which measure held-out pairs as well
         return
-    if metric not in _OF_DEV_EPISODES:
-        raise StepladderError(f"{where}: {unknown_name('metric', metric, _OF_DEV_EPISODES)}")
+    if number not in _OF_CHECKPOINTS:
+        raise StepladderError(
+            f"{where}: {unknown_name('metric', metric, [f'{split}_{each}' for each in _OF_CHECKPOINTS])}"
+        )
     most, wanted = _most_evaluations(settings), study.estimand.last_checkpoints
     if most is not None and wanted is not None and most < wanted:
         raise StepladderError(
@@ -234,8 +256,8 @@ def _measured_on(study: Study, recipe: Recipe) -> dict[str, Any]:
         chosen = ("split", "limit")
     elif EXAMINATION in outputs:
         chosen = ("split", "questions")
-    elif study.estimand.metric.startswith("dev_"):
-        chosen = ("dev_questions",)
+    elif study.estimand.metric.startswith(tuple(f"{split}_" for split in _SPLITS)):
+        chosen = ("dev_questions", "eval_split")
     found = {f"data.{name}": getattr(data, name) for name in names}
     return found | {f"stages.{stage.name}.{name}": getattr(stage.settings, name, None) for name in chosen}
 
@@ -248,7 +270,7 @@ def stage_of_estimand(study: Study, recipe: Recipe) -> Stage:
 def selecting_stages(study: Study) -> list[str]:
     """The stages of the baseline behind the shared ones that keep their best checkpoint by dev questions."""
     stages = own_stages(study, recipe_of(study, study.seed_list[0], study.baseline))
-    return [stage.name for stage in stages if getattr(stage.settings, "dev_questions", 0)]
+    return [stage.name for stage in stages if selection_questions(stage.settings)]
 
 
 def own_stages(study: Study, recipe: Recipe) -> tuple[Stage, ...]:

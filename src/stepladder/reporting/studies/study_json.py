@@ -47,6 +47,7 @@ def plain_results(results: StudyResults) -> dict[str, Any]:
                 "ledger": arm.ledger.plain(),
                 "ledger_by_seed": {str(seed): each.plain() for seed, each in arm.ledgers.items()},
                 "total_by_seed": {str(seed): each.plain() for seed, each in arm.totals.items()},
+                **({"by_hops": arm.by_hops} if arm.by_hops else {}),
                 "curve": [dict(zip(_CURVE_KEYS, astuple(point), strict=True)) for point in arm.curve],
             }
             for arm in results.arms

@@ -19,7 +19,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.masking import masked
 from stepladder.core.version import __version__
-from stepladder.pipeline.fingerprint import changes, flat
+from stepladder.pipeline.fingerprint import changes, flat, policy_content
 from stepladder.pipeline.recipe import find_recipe, read_yaml
 from stepladder.pipeline.run_folder import read_json_object
 from stepladder.pipeline.session_info import commit_of, describe_process
@@ -63,8 +63,11 @@ def definition(study: Study) -> dict[str, Any]:
     """Everything that defines a study, as plain data: with its recipe, without the reason of an amendment."""
     plain = study.model_dump(mode="json", exclude={"amended", "name", "recipe"})
     plain["seeds"] = list(study.seed_list)
-    if not study.gates:  # defined as before there were gates
-        plain.pop("gates")
+    for newer in ("gates", "policy", "by_hops"):  # a study without them is defined as before there were any
+        if not plain[newer]:
+            plain.pop(newer)
+    if study.policy is not None:
+        plain["policy"] = policy_content(study.policy)
     plain["overrides"] = _defining(study.overrides)
     path = find_recipe(study.recipe)
     recipe = read_yaml(path)
@@ -112,6 +115,18 @@ def register(study: Study, folder: Path) -> Registration:
     return _write(path, _amended(study, now, before, folder))
 
 
+def registered(study: Study, folder: Path) -> Registration:
+    """The registration of results that are only shown. The model that runs start from need not be on this machine."""
+    before = read_registration(folder)
+    now, known = (
+        {name: value for name, value in each.items() if name != "policy"}
+        for each in (definition(study.model_copy(update={"policy": None})), before.definition)
+    )
+    if {**known, "seeds": _seeds(before)} != now:
+        raise StepladderError(f"{folder} is registered with another definition: {_listed_changes(known, now)}")
+    return before
+
+
 def _has_runs(folder: Path) -> bool:
     """Whether a run was started in the folder of a study, or its result is kept."""
     return any(any(folder.glob(pattern)) for pattern in ("seed-*/*/run.json", "seed-*/*.json"))
@@ -124,10 +139,8 @@ def _new(defined: dict[str, Any]) -> Registration:
 def _amended(study: Study, now: dict[str, Any], before: Registration, folder: Path) -> Registration:
     """The registration with added seeds. Any other change is an error that names it."""
     known = {**before.definition, "seeds": _seeds(before)}
-    found = changes(*(dict(flat("", each)) for each in (known, now)))
     only_seeds = {**known, "seeds": None} == {**now, "seeds": None}
-    listed = "; ".join(each.removeprefix(".") for each in found)
-    where = f"{folder} is registered with another definition: {listed}."
+    where = f"{folder} is registered with another definition: {_listed_changes(known, now)}."
     if not only_seeds or not set(known["seeds"]) < set(now["seeds"]):
         raise StepladderError(
             f"{where} What is measured is fixed before the first run: undo the change, or choose another --out"
@@ -145,6 +158,11 @@ def _amended(study: Study, now: dict[str, Any], before: Registration, folder: Pa
         before.definition,
         (*before.amendments, added),
     )
+
+
+def _listed_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    found = changes(*(dict(flat("", each)) for each in (before, now)))
+    return "; ".join(each.removeprefix(".") for each in found)
 
 
 def _seeds(registration: Registration) -> list[int]:

@@ -42,6 +42,14 @@ _COMPUTE = (
     ("GPU s", "gpu_seconds"),
     ("CPU s", "cpu_seconds"),
 )
+#: The columns of the table by number of hops: label -> name of the number and its format.
+_BY_HOPS = {
+    "questions": ("questions", ",.0f"),
+    "EM": ("em", ".3f"),
+    "F1": ("f1", ".3f"),
+    "found": ("found", ".0%"),
+    "F1 where found": ("f1_found", ".3f"),
+}
 
 
 def write_results(results: StudyResults, folder: Path) -> Path | None:
@@ -58,7 +66,7 @@ def write_results(results: StudyResults, folder: Path) -> Path | None:
 
 
 def plot(results: StudyResults) -> str | None:
-    """The estimand by the x of the arms, else dev F1 by update; None without curves, or with too many."""
+    """The estimand by the x of the arms, else F1 of checkpoints by update; None without curves, or with too many."""
     study = results.study
     seeds = max((len(arm.values) for arm in results.arms), default=0)
     bands = "; bands: 95% CI of the mean" if seeds >= MIN_SEEDS else ""
@@ -79,7 +87,8 @@ def plot(results: StudyResults) -> str | None:
     curves = {name: points for name, points in curves.items() if points}
     if not 1 <= len(curves) <= len(SERIES):
         return None
-    return bands_svg(study.name, curves, across="update", up="F1 on dev questions", subtitle=subtitle)
+    split = "test" if study.estimand.metric == "test_f1" else "dev"
+    return bands_svg(study.name, curves, across="update", up=f"F1 on {split} questions", subtitle=subtitle)
 
 
 def _is_log(results: StudyResults) -> bool:
@@ -95,6 +104,7 @@ def print_results(console: Console, results: StudyResults) -> None:
         say_line(console, f"  {name}: {answer}")
     _print_values(console, results)
     _print_contrasts(console, results)
+    _print_by_hops(console, results)
     _print_ledger(console, results)
     say_line(console, "")
     for line in notes(results):
@@ -132,6 +142,20 @@ def _print_contrasts(console: Console, results: StudyResults) -> None:
         by_seed.add_row(f"{pair}, over the curve", *_cells(seeds, found, "+"))
     for each_table in (table, by_seed):
         console.print(each_table, highlight=False)
+
+
+def _print_by_hops(console: Console, results: StudyResults) -> None:
+    """What was found, and what was made of it."""
+    arms = {arm.name: arm.by_hops for arm in results.arms if arm.by_hops}
+    if not arms:
+        return
+    say_line(console, f"\n{results.study.by_hops} by number of hops, means over seeds (found: all gold passages)")
+    table = result_table("arm", "hops", *_BY_HOPS)
+    for arm, groups in arms.items():
+        for hops, numbers in groups.items():
+            cells = [f"{numbers[name]:{style}}" if name in numbers else "-" for name, style in _BY_HOPS.values()]
+            table.add_row(arm, "not known" if hops == "0" else hops, *cells)
+    console.print(table, highlight=False)
 
 
 def _print_ledger(console: Console, results: StudyResults) -> None:

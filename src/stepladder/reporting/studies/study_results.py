@@ -5,10 +5,12 @@ policy, same questions. Runs that are not finished are listed, never excluded: w
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from stepladder.evaluation.statistics import Interval
@@ -33,8 +35,10 @@ class ArmResult:
     ledgers: Mapping[int, Ledger] = field(default_factory=dict)
     #: The same with the stages that it shares.
     totals: Mapping[int, Ledger] = field(default_factory=dict)
-    #: Mean dev F1 by update.
+    #: Mean F1 of checkpoints by update.
     curve: tuple[Point, ...] = ()
+    #: Means over the seeds of the numbers by number of hops, if the study names an evaluation for this.
+    by_hops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def interval(self) -> Interval | None:
@@ -176,12 +180,14 @@ class _Reader:
             {seed: run.ledger for seed, run in found.items()},
             {seed: run.total for seed, run in found.items()},
             tuple(points),
+            _mean_groups([run.by_hops for run in found.values()]),
         )
 
     def _start(self, seed: int, arm: str, run: RunResult) -> float | None:
         """The number of the initial policy: of the last shared stage, or of training before its first update."""
         estimand = self.study.estimand
-        if estimand.last_checkpoints is None or estimand.metric != "dev_f1" or self.study.shared is None:
+        by_training = estimand.last_checkpoints is not None and estimand.metric in ("dev_f1", "test_f1")
+        if not by_training or self.study.shared is None:
             return run.start
         own = [stage.name for stage in own_stages(self.study, recipe_of(self.study, seed, arm))]
         return run.curve.get(0) if own == [estimand.stage] else None
@@ -195,6 +201,16 @@ def point_of(x: float, values: Sequence[float]) -> Point:
     mean = math.fsum(values) / len(values)
     found = method_interval(values) or Interval(mean, mean, mean)
     return Point(x, found.mean, found.low, found.high, len(values))
+
+
+def _mean_groups(runs: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """The mean of every number by group over the runs that have it."""
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for group, numbers in run.items():
+            for name, value in numbers.items():
+                values[group][name].append(value)
+    return {group: {name: fmean(each) for name, each in found.items()} for group, found in sorted(values.items())}
 
 
 def questions_to_reach(score: float, points: Sequence[Point]) -> float | None:

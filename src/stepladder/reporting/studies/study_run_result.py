@@ -41,8 +41,10 @@ class RunResult:
     start: float | None = None
     #: Command, commit, versions and machine of every session.
     sessions: tuple[dict[str, Any], ...] = ()
-    #: Dev F1 by update.
+    #: F1 of checkpoints by update.
     curve: dict[int, float] = field(default_factory=dict)
+    #: Of the evaluation `by_hops` of the study: its numbers by number of hops.
+    by_hops: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 _ADAPTER = TypeAdapter(RunResult)
@@ -92,7 +94,8 @@ class RunReader:
             sum(each.seconds for each in run.report.stages if each.name in shared),
             self._start(run),
             run.sessions,
-            _dev_curve(path / own[0] / "curves.jsonl"),
+            _curve(path / own[0] / "curves.jsonl"),
+            next((each.summary["by_hops"] for each in run.report.stages if each.name == self.study.by_hops), {}),
         )
 
     def keep_result(self, seed: int, arm: str) -> str | None:
@@ -174,5 +177,7 @@ def numbers_in(record: StageRecord) -> list[str]:
     return [name for name in record.summary if number_in(record.summary, name) is not None]
 
 
-def _dev_curve(path: Path) -> dict[int, float]:
-    return {row["step"]: row["dev_f1"] for row in read_metrics(path) if "dev_f1" in row} if path.exists() else {}
+def _curve(path: Path) -> dict[int, float]:
+    """F1 of the evaluations during training, on dev or test questions, by update."""
+    rows = read_metrics(path) if path.exists() else []
+    return {row["step"]: row[name] for row in rows for name in ("dev_f1", "test_f1") if name in row}

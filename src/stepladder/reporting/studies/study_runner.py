@@ -145,7 +145,7 @@ def run_jobs(
     if slot is not None and (running or any(_can_start(job, finished, None) for job in waiting)):
         stopped = f"{len(running)} runs were stopped, " if running else ""
         left = f"{len(running) + len(waiting)} of {total} are left"
-        say(console, f"the slot of {slot.minutes:g} minutes has no room: {stopped}{left}. The same command goes on")
+        say(console, f"the slot of {slot.minutes:g} minutes has no room: {stopped}{left}. The same command resumes")
         waiting = []
     for job in waiting:
         missing = [str(path) for path in job.needs if not path.exists()] or [str(job.origin)]

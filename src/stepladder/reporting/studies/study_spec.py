@@ -134,6 +134,8 @@ class Study(Config):
     question: Text
     #: A built-in recipe, or a recipe file, beside the file of the study.
     recipe: Text
+    #: The model that all runs start from, instead of the recipe's `policy`; registered by the content of its files.
+    policy: Text | None = None
     #: Settings of all arms, as for `--set`: `stages.grpo.questions: 800`. Those without effect in an arm are left out.
     overrides: Overrides = Field(default={})
     #: Settings of each arm.
@@ -150,6 +152,8 @@ class Study(Config):
     budget: Budget | None = None
     #: What the shared stages of every seed must have reached, by name.
     gates: dict[Text, Gate] = Field(default={})
+    #: An evaluation of the arms whose numbers are shown by number of hops: what was found, and what was made of it.
+    by_hops: Text | None = None
     #: The smallest difference that matters: what the number of seeds is planned for.
     smallest_effect: PositiveFloat | None = None
     #: The last stage that the arms share; null: all stages before the first one that differs.

@@ -231,6 +231,9 @@ class GRPOConfig(PolicyTrainingConfig):
     #: What the loss is a mean of: all tokens of the update (trl's `dapo`); the means of its steps; or the means of its
     #: episodes (trl's `grpo`).
     loss_type: Annotated[LossType, BeforeValidator(_own_loss_type)] = "token"
+    #: The split that checkpoints are evaluated on. `test` is for studies that measure checkpoints on test questions:
+    #: then none of them is selected, and the last one is kept.
+    eval_split: Literal["dev", "test"] = "dev"
     #: Accept transcripts of another tokenizer than the PRM's and tokenize their text again.
     retokenize: bool = False
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "constant"
@@ -282,6 +285,8 @@ class GRPOConfig(PolicyTrainingConfig):
             found["monitors.kl"] = "with beta: 0 (the KL divergence is not part of the loss)"
         if self.temperature != 1:
             found["monitors.logprob_gap"] = "with a temperature other than 1 (it is not measured)"
+        if not self.dev_questions:
+            found["eval_split"] = "with dev_questions: 0 (nothing is evaluated)"
         return {**super().unused(), **found}
 
     def check_processes(self, processes: int) -> None:
@@ -300,7 +305,8 @@ class GRPOConfig(PolicyTrainingConfig):
         memory vLLM takes.
         """
         fields = type(self).model_fields
-        optional = ("derived", "refill", "token_budget", "loss_type", *SINCE, *self._vllm_names("importance"))
+        newer = ("derived", "refill", "token_budget", "loss_type", "eval_split", *SINCE)
+        optional = (*newer, *self._vllm_names("importance"))
         unset = {name for name in optional if getattr(self, name) == fields[name].default}
         return super().inert() | unset | {"vllm_max_model_length"}
 

@@ -68,6 +68,8 @@ class TrainerHooks:
     watch: OutcomeCallback | None
     #: Evaluates the current model; None without dev data.
     dev_eval: Callable[[], DevScore] | None
+    #: The split that it evaluates on.
+    dev_split: str = "dev"
 
     def alarm(self, message: str) -> None:
         """Tell the user."""
@@ -318,8 +320,8 @@ class BaseTrainer(Trainer):
         started = time.monotonic()
         found = self.dev_metrics()
         seconds = round(time.monotonic() - started, 4)
-        scores = {f"dev_{name}": value for name, value in found.items()}
-        self.hooks.metrics.add(step=self.state.global_step, **scores, dev_seconds=seconds)
+        scores = {f"{self.hooks.dev_split}_{name}": value for name, value in {**found, "seconds": seconds}.items()}
+        self.hooks.metrics.add(step=self.state.global_step, **scores)
         named = {f"eval_{name}": value for name, value in found.items()}
         self._report({**named, "eval_runtime": seconds})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)

@@ -136,6 +136,12 @@ class PolicyTrainingConfig(TrainingConfig):
         return super().inert() | (frozenset() if self.eval_on_start else frozenset({"eval_on_start"}))
 
 
+def selection_questions(settings: object) -> int:
+    """How many dev questions the settings of a stage select a checkpoint by."""
+    count: int = getattr(settings, "dev_questions", 0)
+    return count if getattr(settings, "eval_split", "dev") == "dev" else 0
+
+
 #: ProRAG's format-aware loss: tags that control the episode weigh more. Tags that an agent does not use never match.
 TAG_WEIGHTS = {
     "<answer>": 5.0,

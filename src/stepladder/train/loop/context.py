@@ -28,7 +28,7 @@ class TrainingContext:
     agent: Agent
     #: Train questions.
     questions: Sequence[Question]
-    #: Questions to evaluate checkpoints on.
+    #: Questions to evaluate checkpoints on, of the split `dev_split`.
     dev: Sequence[Question]
     retriever: Retriever | None
     #: Limits of an episode; trainers set its sampling.
@@ -46,3 +46,5 @@ class TrainingContext:
     #: Trackers, unless the settings of the trainer name others, and the project that they report to.
     report_to: tuple[str, ...] = ()
     project: str = "stepladder"
+    #: The numbers of evaluations begin with it. Only those of `dev` select a checkpoint.
+    dev_split: str = "dev"

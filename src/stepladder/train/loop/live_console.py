@@ -50,9 +50,16 @@ class LiveConsole:
     """Shows a run of `total` updates, of which an earlier attempt did `done`. Use it as a context manager."""
 
     def __init__(
-        self, label: str, total: int, done: int = 0, *, file: TextIO | None = None, log_every: float = LOG_EVERY
+        self,
+        label: str,
+        total: int,
+        done: int = 0,
+        *,
+        split: str = "dev",
+        file: TextIO | None = None,
+        log_every: float = LOG_EVERY,
     ) -> None:
-        self.label, self.total, self.done, self.initial = label, total, done, done
+        self.label, self.total, self.done, self.initial, self.split = label, total, done, done, split
         self.file, self.log_every = file or sys.stderr, log_every
         self.started, self.logged = time.monotonic(), float("-inf")
         self.rows: deque[tuple[int, dict[str, str]]] = deque(maxlen=_ROWS)
@@ -77,7 +84,9 @@ class LiveConsole:
     def show(self, step: int, logs: Mapping[str, float]) -> None:
         """Show the metrics of an update, or those of an evaluation, whose names start with `eval_`."""
         if dev := _cells({name.removeprefix("eval_"): value for name, value in logs.items() if name[:5] == "eval_"}):
-            self.dev = f"dev at update {step:,}: " + ", ".join(f"{title} {text}" for title, text in dev.items())
+            self.dev = f"{self.split} at update {step:,}: " + ", ".join(
+                f"{title} {text}" for title, text in dev.items()
+            )
             self._print(self.dev)
             return
         self.done = step

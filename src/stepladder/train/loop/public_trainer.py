@@ -82,18 +82,22 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
             agent = make_agent(os.fspath(self.agent), check_agent)
         data = self.data if isinstance(self.data, DataSet) else load_dataset(os.fspath(self.data))
         dev_questions = getattr(self._config, "dev_questions", 0)
-        if dev_questions and "dev" not in data.questions:
-            raise StepladderError(f"dev_questions is {dev_questions}, and {data.name} has no dev split: set it to 0")
+        split = getattr(self._config, "eval_split", "dev")
+        if dev_questions and split not in data.questions:
+            raise StepladderError(
+                f"dev_questions is {dev_questions}, and {data.name} has no {split} split: set it to 0"
+            )
         return TrainingContext(
             agent,
             self._questions(data),
-            data.split("dev") if dev_questions else (),
+            data.split(split) if dev_questions else (),
             self._open_retriever(agent, data, stack),
             self.episode,
             Path(self.output_dir),
             self.seed,
             self.device,
             self.dtype,
+            dev_split=split,
         )
 
     def _open_retriever(self, agent: Agent, data: DataSet, stack: ExitStack) -> Retriever | None:

@@ -120,10 +120,11 @@ def run_training(
         shown = is_writer and context.watch is None
         with (
             tracking(compute.trackers if is_writer else (), folder, context.project, done) as callbacks,
-            LiveConsole(folder.name, updates, done) if shown else nullcontext() as console,
+            LiveConsole(folder.name, updates, done, split=context.dev_split) if shown else nullcontext() as console,
         ):
             trainer = make_trainer(made)
-            hooks = TrainerHooks(metrics, checkpoints, folder / "bad_batch.json", console, context.watch, dev_eval)
+            bad_batch = folder / "bad_batch.json"
+            hooks = TrainerHooks(metrics, checkpoints, bad_batch, console, context.watch, dev_eval, context.dev_split)
             trainer.attach(lengths, hooks)
             for callback in callbacks:
                 trainer.add_callback(callback)
