@@ -61,8 +61,11 @@ async def answer_events(
     began = perf_counter()
     acquiring = asyncio.ensure_future(source.acquire(request.policy))
     try:
+        shown = -1
         while not (await asyncio.wait({acquiring}, timeout=TICK))[0]:
-            yield "loading", {"seconds": round(perf_counter() - began)}
+            seconds = int(perf_counter() - began)
+            yield ("loading", {"seconds": seconds}) if seconds > shown else None
+            shown = seconds
         async with aclosing(_answer(acquiring.result(), source, kept, request)) as events:
             async for event in events:
                 yield event

@@ -60,6 +60,7 @@ class _Entry:
     loading: "asyncio.Future[AskedPolicy]"
     #: Requests that wait for it or use it.
     users: int = 0
+    task: "asyncio.Task[None] | None" = None
     stack: ExitStack | None = None
 
 
@@ -110,7 +111,7 @@ class LoadedPolicies:
             entry = self._entries.setdefault(key, _Entry(settings.label, loop.create_future()))
             if entry.users == 0 and not entry.loading.done():
                 entry.users = 1
-                asyncio.ensure_future(self._load(key, entry, settings))
+                entry.task = asyncio.ensure_future(self._load(key, entry, settings))
                 return await self._used(entry)
         entry.users += 1
         return await self._used(entry)
@@ -245,7 +246,7 @@ def _about(settings: PolicySettings, context: RunContext) -> dict[str, Any]:
         "reason": settings.reason,
         "agent": shared.agent,
         "index": shared.data.index or shared.data.name or "question files" if context.agent.searches else None,
-        "reward": settings.reward,
+        "reward": settings.reward_label,
         "format": str(asdict(context.agent.play)["format"]),
         "oracle": settings.engine == ORACLE,
     }

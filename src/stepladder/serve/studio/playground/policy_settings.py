@@ -40,8 +40,9 @@ class PolicySettings:
     #: `oracle`, `openai` or None: the engine of the settings.
     engine: str | None
     model: str | None
-    #: The folder of the reward model.
+    #: The folder of the reward model, and its name for the page.
     reward: str | None
+    reward_label: str
     label: str
     #: Of a run: which policy it is, and why.
     reason: str
@@ -83,16 +84,16 @@ def policy_settings(request: PolicyRequest, runs: RunLibrary | None, *, trusted:
     if config.ray is not None or is_server:
         plain = with_value(config.model_dump(mode="json"), ["ray"], None)
         config = SharedConfig.read(with_value(plain, ["server", "retries"], _RETRIES) if is_server else plain)
-    reward = _reward(request.reward.strip(), run, runs)
+    reward = _reward(request.reward.strip(), run, policy, runs)
     if run is not None:
         choice = choose_policy(run, request.stage.strip() or None)
         label = f"{policy} · {choice.stage}"
-        return PolicySettings(config, None, str(choice.path), reward, label, choice.reason, uses_data)
+        return PolicySettings(config, None, str(choice.path), *reward, label, choice.reason, uses_data)
     if policy == ORACLE:
-        return PolicySettings(config, ORACLE, None, reward, "oracle", "", uses_data=True)
+        return PolicySettings(config, ORACLE, None, *reward, "oracle", "", uses_data=True)
     if is_server:
-        return PolicySettings(config, "openai", model, reward, f"{model} at {policy}", "", uses_data)
-    return PolicySettings(config, None, model, reward, policy, "", uses_data)
+        return PolicySettings(config, "openai", model, *reward, f"{model} at {policy}", "", uses_data)
+    return PolicySettings(config, None, model, *reward, policy, "", uses_data)
 
 
 def _run(name: str, runs: RunLibrary | None) -> RunFolder | None:
@@ -122,22 +123,23 @@ def _searching(config: SharedConfig, index: str, searched: RunFolder | None) -> 
     return SharedConfig.read(with_value(plain, ["data", "index"], index)), False
 
 
-def _reward(typed: str, run: RunFolder | None, runs: RunLibrary | None) -> str | None:
-    """The folder of a reward model: as typed, or the newest of the run."""
+def _reward(typed: str, run: RunFolder | None, policy: str, runs: RunLibrary | None) -> tuple[str | None, str]:
+    """The folder of a reward model and its name for the page: as typed, or the newest of the run."""
     if typed == NO_REWARD:
-        return None
+        return None, ""
     source = _run(typed, runs) if typed else run
     if source is not None:
-        newest = source.newest(REWARD)
-        if newest is None and typed:
+        rewards = source.outputs(REWARD)
+        if not rewards and typed:
             raise StepladderError(f"the run {typed} has no reward model yet")
-        return None if newest is None else str(newest)
+        stage, folder = next(reversed(rewards.items()), ("", None))
+        return (None, "") if folder is None else (str(folder), f"{typed or policy} · {stage}")
     if not typed:
-        return None
-    folder = builtin_folder(typed) or expand_path(typed)
-    if not (folder / "config.json").is_file():
+        return None, ""
+    path = builtin_folder(typed) or expand_path(typed)
+    if not (path / "config.json").is_file():
         raise StepladderError(f"{typed} is no reward model: expected its folder, a run with one, or '{NO_REWARD}'")
-    return str(folder)
+    return str(path), typed
 
 
 def _check_untrusted(request: PolicyRequest, runs: RunLibrary | None) -> None:

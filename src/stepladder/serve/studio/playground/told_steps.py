@@ -1,7 +1,7 @@
 """An episode that tells what happens: the passages it starts with, every new step, and the score of each.
 
-In: the algorithm of an episode, a callback, and the steps that were told before. Out: the same algorithm. Steps are told
-before the policy generates the next one; so are their scores, which the driver's step scorer gives.
+In: the algorithm of an episode, a callback, and the steps that were told before. Out: the same algorithm. Steps
+and their scores, which the driver's step scorer gives, are told before the policy generates the next one.
 """
 
 import logging
