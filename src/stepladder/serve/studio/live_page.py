@@ -1,15 +1,15 @@
 """Live updates of a page: what has changed is sent as server-sent events while somebody looks.
 
-In: a function that returns what a page shows now. Out: a response that sends it whenever it changes, until the browser
-leaves or the server shuts down.
+In: a function that looks at files and yields what has changed. Out: a response that calls it again and again, until the
+browser leaves or the server shuts down.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
+from starlette.concurrency import iterate_in_threadpool
 
 from stepladder.serve.http.server_sent_events import HEARTBEAT, EventStream, sse_event
 from stepladder.serve.studio.site import Site
@@ -23,16 +23,16 @@ _HEARTBEAT_SECONDS = 15.0
 News = tuple[str, Any]
 
 
-def live_events(request: Request, site: Site, look: Callable[[], list[News]], seconds: float) -> EventStream:
-    """Call `look` in a thread every so many seconds, and send the news that it returns."""
+def live_events(request: Request, site: Site, look: Callable[[], Iterable[News]], seconds: float) -> EventStream:
+    """Call `look` in a thread every so many seconds, and send each of its news as soon as it is there."""
 
     async def events() -> AsyncGenerator[bytes, None]:
         silent = 0.0
         while True:
-            news = await run_in_threadpool(look)
-            for name, data in news:
+            silent += seconds
+            async for name, data in iterate_in_threadpool(look()):
+                silent = 0.0
                 yield sse_event(data, name)
-            silent = 0.0 if news else silent + seconds
             if silent >= _HEARTBEAT_SECONDS:
                 silent = 0.0
                 yield HEARTBEAT

@@ -6,6 +6,7 @@ elsewhere: text from a run can never act.
 """
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
@@ -19,7 +20,9 @@ from starlette.types import Scope
 
 from stepladder.core.version import __version__
 from stepladder.evaluation.svg_figure import STYLE
+from stepladder.reporting.charts.tree_diagram import KIND_LABELS
 from stepladder.reporting.html_page import make_environment
+from stepladder.reporting.report.cost import duration
 from stepladder.serve.http.api import ServerAPI
 from stepladder.serve.http.http_errors import HTTPError
 
@@ -58,6 +61,7 @@ class Site:
         self._environment = make_environment(
             f"{_PACKAGE}", "stepladder.reporting.report", "stepladder.reporting.compare"
         )
+        self.add_filters({"duration": duration, "kind": KIND_LABELS.__getitem__, "utc": _utc})
         api.pages = self
         api.get(_STATIC + "{name}", include_in_schema=False)(self._static)
 
@@ -79,6 +83,10 @@ class Site:
     def fragment(self, template: str, **content: Any) -> str:
         """A part of a page, for a script that replaces it."""
         return self._environment.get_template(template).render(**content)
+
+    def part(self, template: str, macro: str, *content: Any) -> str:
+        """What a macro of a template makes, for scripts that replace a part of a page."""
+        return str(getattr(self._environment.get_template(template).module, macro)(*content))
 
     def wants_page(self, scope: Scope) -> bool:
         """Whether a browser asked for a page: it navigates, and accepts HTML."""
@@ -102,6 +110,11 @@ class Site:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=kind, headers=headers)
+
+
+def _utc(seconds: float) -> str:
+    """A Unix time, for readers without scripts."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 _TITLES = {401: "A token is needed", 404: "Not found", 421: "Not this address", 500: "Something went wrong"}

@@ -4,6 +4,7 @@ In: a folder of runs and limits. Out: an application (`make_studio_app`), or a s
 (`serve_studio`).
 
     /                       every run: state, stages, scores, alarms, cost; live
+    /runs/NAME/pairs        preference pairs, and marks on them
     /playground             ask a policy, edit its steps, compare two
     /health /info /metrics  as every server
 
@@ -23,11 +24,14 @@ from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.run_server import ListenOptions, run
 from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.server_configs import StudioConfig
+from stepladder.serve.studio.pages.pairs_page import add_pairs_page
 from stepladder.serve.studio.pages.playground_page import add_playground_page
+from stepladder.serve.studio.pages.run_page import add_run_page
 from stepladder.serve.studio.pages.runs_page import add_runs_page
 from stepladder.serve.studio.playground.loaded_policies import LoadedPolicies
 from stepladder.serve.studio.run_library import RunLibrary
 from stepladder.serve.studio.site import Site
+from stepladder.serve.studio.watch.run_watch import RunWatch
 
 
 class Problem(BaseModel):
@@ -58,8 +62,11 @@ def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = Tru
     )
     api.main_path = "/"
     site = Site(api, "Stepladder studio")
-    add_runs_page(site, runs, config)
+    watch = RunWatch(runs, config.refresh_seconds)
+    add_runs_page(site, watch, config.refresh_seconds)
+    add_pairs_page(site, runs)
     add_playground_page(site, policies)
+    add_run_page(site, watch, config.refresh_seconds)  # last: the name of a run may contain slashes
     gate = Gate(api, config, metrics, local=local)
     site.is_draining = lambda: gate.draining
     return gate

@@ -1,0 +1,264 @@
+"""One run as the studio shows it: its state, stages, scores, alarms and cost.
+
+In: a run folder, which may be written at this moment, damaged, or of another version. Out: a `RunState`, always. What
+is wrong with a run is a part of it.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stepladder.core.errors import StepladderError
+from stepladder.evaluation.statistics import Interval
+from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.resources import ORACLE
+from stepladder.pipeline.run_folder import OtherRunFormat, RunFolder, StageFailure, StageRecord
+from stepladder.pipeline.runner import RunReport
+from stepladder.pipeline.stage import EVALUATION, PAIRS, POLICY, TREES
+from stepladder.pipeline.stage_summary import StageCost
+from stepladder.pipeline.stages import get_stage
+from stepladder.reporting.report.cost import costs_of
+from stepladder.reporting.report.run_data import RunData
+from stepladder.train.grpo.monitors import ALARMS, read_alarms
+
+#: What reading a run that is damaged can raise.
+DAMAGE = (StepladderError, OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError)
+#: Begins to exist when a stage is started.
+_STARTED = "started.json"
+#: A file of a running process is replaced in a moment: what looks damaged is looked at once more after so many seconds.
+_SECOND_LOOK = 0.05
+
+
+class State(StrEnum):
+    """The state of a run or a stage."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    PENDING = "pending"
+    DAMAGED = "damaged"
+    OTHER_VERSION = "other version"
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """One stage of a run."""
+
+    name: str
+    kind: str
+    state: State
+    #: Wall-clock seconds of all attempts; of a running stage those before this one.
+    seconds: float = 0.0
+    attempts: int = 0
+    #: When a running stage was started, as a Unix time.
+    since: float | None = None
+    #: What a running stage has done, in words, and as a share if its end is known.
+    progress: str = ""
+    share: float | None = None
+    #: Roles that it writes.
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """An evaluation of a trained policy."""
+
+    stage: str
+    questions: int
+    f1: Interval
+    em: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A run."""
+
+    name: str
+    state: State
+    #: What is wrong: why it failed or cannot be read.
+    problem: str = ""
+    #: The stage that failed.
+    failed_stage: str = ""
+    recipe: str = ""
+    agent: str = ""
+    policy: str = ""
+    data: str = ""
+    seed: int | None = None
+    stages: tuple[StageState, ...] = ()
+    #: The last evaluation of a model.
+    score: Score | None = None
+    alarms: int = 0
+    #: Whether an alarm ended a training.
+    stopped: bool = False
+    seconds: float = 0.0
+    cost: StageCost = field(default_factory=StageCost)
+    #: When its last session began, and when one of its files was last changed, as Unix times.
+    started: float = 0.0
+    changed: float = 0.0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether anything but its name is known."""
+        return self.state not in (State.DAMAGED, State.OTHER_VERSION)
+
+    @property
+    def done(self) -> int:
+        """Number of finished stages."""
+        return sum(stage.state is State.FINISHED for stage in self.stages)
+
+    @property
+    def running(self) -> StageState | None:
+        """The stage that runs."""
+        return next((stage for stage in self.stages if stage.state is State.RUNNING), None)
+
+    def with_output(self, role: str) -> list[str]:
+        """The stages that write this, finished or begun."""
+        return [each.name for each in self.stages if role in each.outputs and each.state is not State.PENDING]
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether there are trees, or will be soon."""
+        return bool(self.with_output(TREES))
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether there are preference pairs."""
+        return bool(self.with_output(PAIRS))
+
+
+class Progress:
+    """What a stage that is not finished has done so far. The watch of a run subclasses it."""
+
+    def of(self, folder: Path, stage: Stage) -> tuple[str, float | None]:  # noqa: ARG002
+        """In words, and as a share if the end is known."""
+        return "", None
+
+
+def read_state(name: str, folder: Path, progress: Progress) -> RunState:
+    """The state of a run now."""
+    times = {"started": _changed(folder / "run.json") or 0.0, "changed": _last_change(folder)}
+    for second in (False, True):
+        try:
+            return _read(name, folder, progress, times)
+        except OtherRunFormat as error:
+            return RunState(name, State.OTHER_VERSION, str(error), **times)
+        except DAMAGE as error:
+            if second:
+                return RunState(name, State.DAMAGED, _words(error, folder), **times)
+            time.sleep(_SECOND_LOOK)
+    raise AssertionError("two looks")
+
+
+def _read(name: str, folder: Path, progress: Progress, times: Mapping[str, float]) -> RunState:
+    run = RunFolder.open(folder)
+    recipe, failure = run.recipe(), run.failure()
+    done = {stage.name: record for stage in recipe.stages if (record := run.done(stage.name)) is not None}
+    begun = {
+        stage.name: record
+        for stage in recipe.stages
+        if stage.name not in done and (record := run.known(stage.name)) is not None
+    }
+    in_use = run.in_use()
+    running = max(begun, key=lambda name: _changed(folder / name / _STARTED) or 0.0, default=None) if in_use else None
+    stages = tuple(_stage(stage, folder, done, begun, running, failure, progress) for stage in recipe.stages)
+    alarms = [alarm for stage in recipe.stages for alarm in read_alarms(folder / stage.name / ALARMS)]
+    total = _total_cost(folder, recipe, list(done.values()), list(begun.values()))
+    finished = len(done) == len(recipe.stages)
+    if in_use:
+        state = State.RUNNING
+    elif finished:
+        state = State.FINISHED
+    else:
+        state = State.INTERRUPTED if failure is None else State.FAILED
+    problem = failure if state is State.FAILED else None
+    return RunState(
+        name,
+        state,
+        "" if problem is None else problem.message,
+        "" if problem is None else problem.stage,
+        recipe=recipe.name,
+        agent=recipe.shared.agent,
+        policy=recipe.shared.policy,
+        data=recipe.shared.data.name,
+        seed=recipe.seed,
+        stages=stages,
+        score=_score(list(done.values())),
+        alarms=len(alarms),
+        stopped=any(alarm.stopped for alarm in alarms),
+        seconds=sum(each.seconds for each in (*done.values(), *begun.values())),
+        cost=total,
+        **times,
+    )
+
+
+def _stage(
+    stage: Stage,
+    folder: Path,
+    done: Mapping[str, StageRecord],
+    begun: Mapping[str, StageRecord],
+    running: str | None,
+    failure: StageFailure | None,
+    progress: Progress,
+) -> StageState:
+    outputs = get_stage(stage.kind).outputs
+    if (record := done.get(stage.name)) is not None:
+        return StageState(
+            stage.name, stage.kind, State.FINISHED, record.seconds, record.attempts, outputs=tuple(record.outputs)
+        )
+    failed = failure is not None and failure.stage == stage.name and running is None
+    if (record := begun.get(stage.name)) is None:
+        return StageState(stage.name, stage.kind, State.FAILED if failed else State.PENDING, outputs=outputs)
+    words, share = progress.of(folder / stage.name, stage)
+    state = State.RUNNING if stage.name == running else State.FAILED if failed else State.INTERRUPTED
+    since = _changed(folder / stage.name / _STARTED) if state is State.RUNNING else None
+    return StageState(
+        stage.name, stage.kind, state, record.seconds, record.attempts, since, words, share, outputs=outputs
+    )
+
+
+def _changed(path: Path) -> float | None:
+    """When a file was changed, as a Unix time."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _score(done: Sequence[StageRecord]) -> Score | None:
+    """The last evaluation of a model."""
+    for record in reversed(done):
+        if EVALUATION in record.outputs and record.inputs.get(POLICY) != ORACLE:
+            numbers: Mapping[str, Any] = record.summary
+            f1, em = (Interval(**numbers[metric]) for metric in ("f1", "em"))
+            return Score(record.name, int(numbers["questions"]), f1, em)
+    return None
+
+
+def _total_cost(folder: Path, recipe: Recipe, done: Sequence[StageRecord], begun: Sequence[StageRecord]) -> StageCost:
+    """What all finished stages consumed."""
+    report = RunReport(recipe, folder, tuple(done), (), None, {})
+    rows = costs_of(RunData(report, tuple(begun), (), (), ""))
+    return rows[-1].used if rows else StageCost()
+
+
+def _last_change(folder: Path) -> float:
+    """When a file of the run or of one of its stages was last added, as a Unix time."""
+    return max((_changed(path) or 0.0 for path in (folder, *folder.glob("*/"))), default=0.0)
+
+
+def _words(error: BaseException, folder: Path) -> str:
+    """What is wrong, in words. Paths are below the run."""
+    if isinstance(error, OSError):
+        words = f"{error.filename or folder} cannot be read: {error.strerror or error}"
+    elif isinstance(error, StepladderError):
+        words = str(error)
+    else:
+        words = f"the run cannot be read: {type(error).__name__}: {error}"
+    return words.replace(f"{folder}{os.sep}", "")
