@@ -10,12 +10,13 @@ export PYTHONDONTWRITEBYTECODE :=
 # A process more than there are cores: many tests wait for servers, disks and other processes.
 CORES := $(shell nproc 2>/dev/null || echo 1)
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint docs bench clean
 
 help:
 	@echo "make demo    set up, then train the included small model to answer questions by searching"
 	@echo "make test    set up, then run all tests"
 	@echo "make lint    ruff, mypy --strict, import rules, vocabulary"
+	@echo "make docs    build the documentation site into build/site; fails on a broken link"
 	@echo "make bench   run the benchmarks on this machine; prints one table each"
 	@echo "make clean   remove .venv and caches"
 
@@ -32,11 +33,16 @@ lint: .venv/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python checks/words.py
 
+# The reference is generated from the code, and links out of docs/ are followed, before the site is built.
+docs: .venv/.installed-dev
+	$(BIN)/python docs/site/build.py
+	$(BIN)/zensical build --clean --strict
+
 bench: .venv/.installed
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .cache build .pytest_cache .mypy_cache .ruff_cache
 
 .venv/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

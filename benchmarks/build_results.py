@@ -1,10 +1,11 @@
-"""The tables of docs/results.md, built from the files in benchmarks/results.
+"""The tables of the pages docs/results*.md, built from the files in benchmarks/results.
 
     python benchmarks/build_results.py           # writes every table anew, between its markers
-    python benchmarks/build_results.py --check   # fails where the page is not what the files give
+    python benchmarks/build_results.py --check   # fails where a page is not what the files give
 
-In: one JSON file a table, with what it was made by (benchmarks/results/README.md has the fields), and the page: prose
-with the markers `<!-- table: NAME -->` and `<!-- end of table -->`. Out: the page with its tables. Prose is left alone.
+In: one JSON file per table, with what it was made by (benchmarks/results/README.md has the fields), and the pages:
+prose with the markers `<!-- table: NAME -->` and `<!-- end of table -->`. Out: the pages with their tables. Prose is
+not changed.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from stepladder.core.io.files import atomic_file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results.md"
+#: The first one begins with what is known.
+PAGES = tuple(sorted((ROOT / "docs").glob("results*.md"), key=lambda page: (len(page.name), page.name)))
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 _BLOCK = re.compile(r"<!-- table: ([\w-]+) -->\n.*?<!-- end of table -->", re.DOTALL)
 _SCALES = {"k": 1e3, "M": 1e6}
@@ -195,12 +197,12 @@ def load_tables(folder: Path = RESULTS) -> dict[str, Table]:
     return found
 
 
-def built(page: str, tables: Mapping[str, Table]) -> str:
-    """The page with its tables as the files give them. Each must have one place there, and each place a file."""
-    named = _BLOCK.findall(page)
-    if not page.count("<!-- table:") == page.count(END) == len(named):
+def check_places(text: str, tables: Mapping[str, Table]) -> None:
+    """Each table must have one place in the text of all pages, and each place a file."""
+    named = _BLOCK.findall(text)
+    if not text.count("<!-- table:") == text.count(END) == len(named):
         raise StepladderError(
-            f"the page has {page.count('<!-- table:')} `{BEGIN.format('NAME')}` and {page.count(END)} `{END}`; "
+            f"the page has {text.count('<!-- table:')} `{BEGIN.format('NAME')}` and {text.count(END)} `{END}`; "
             "expected them in turn, each on a line of its own"
         )
     for name in dict.fromkeys([*named, *tables]):
@@ -211,37 +213,45 @@ def built(page: str, tables: Mapping[str, Table]) -> str:
                 f"the table '{name}' has {named.count(name)} places on the page, expected one: the lines "
                 f"`{BEGIN.format(name)}` and `{END}`"
             )
+
+
+def built(page: str, tables: Mapping[str, Table]) -> str:
+    """A page with its tables as the files give them."""
     return _BLOCK.sub(lambda found: f"{BEGIN.format(found[1])}\n\n{rendered(tables[found[1]])}\n{END}", page)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it: 0 when it is as it should be, 1 when not, 2 when a file is wrong."""
+    """Write the pages, or check them: 0 when they are as they should be, 1 when not, 2 when a file is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail where a table is not what its file gives"
     )
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--page", type=Path, action="append", help="a page, in place of docs/results*.md")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the JSON files")
     chosen = parser.parse_args(arguments)
     try:
         tables = load_tables(chosen.results)
-        page = chosen.page.read_text(encoding="utf-8")
-        wanted = built(page, tables)
+        pages = {path: path.read_text(encoding="utf-8") for path in chosen.page or PAGES}
+        check_places("\n".join(pages.values()), tables)
+        wanted = {path: built(page, tables) for path, page in pages.items()}
     except StepladderError as error:
         print(error, file=sys.stderr)
         return 2
-    blocks = zip(_BLOCK.finditer(page), _BLOCK.finditer(wanted), strict=True)
-    changed = [after[1] for before, after in blocks if before[0] != after[0]]
+    changed = 0
+    for path, page in pages.items():
+        blocks = zip(_BLOCK.finditer(page), _BLOCK.finditer(wanted[path]), strict=True)
+        names = [after[1] for before, after in blocks if before[0] != after[0]]
+        changed += len(names)
+        if names and chosen.check:
+            print(f"{path} is not what the files give: {', '.join(names)}", file=sys.stderr)
+        elif names:
+            with atomic_file(path) as file:
+                file.write(wanted[path])
     if chosen.check and changed:
-        print(f"{chosen.page} is not what the files give: {', '.join(changed)}", file=sys.stderr)
-        print("`python benchmarks/build_results.py` writes it anew", file=sys.stderr)
+        print("`python benchmarks/build_results.py` writes them anew", file=sys.stderr)
         return 1
-    if changed:
-        with atomic_file(chosen.page) as file:
-            file.write(wanted)
-    print(
-        f"{chosen.page}: {len(tables)} tables, {f'{len(changed)} written anew' if changed else 'all as in the files'}"
-    )
+    found = f"{changed} written anew" if changed else "all as in the files"
+    print(f"{len(pages)} pages, {len(tables)} tables, {found}")
     return 0
 
 

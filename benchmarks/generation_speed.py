@@ -16,7 +16,8 @@ Every number is kept in `--out` as soon as it is known. The same command measure
 stops in time to be called again. Each model runs in a process of its own on each backend.
 All five models take about 15 minutes on one H200.
 
-`--keep` writes benchmarks/results/generation-speed.json, for docs/results.md, and the table that `engine: auto` reads.
+`--keep` writes benchmarks/results/generation-speed.json, for docs/results-speed.md, and the table that
+`engine: auto` reads.
 `random-4m` to `random-3b` have the shapes of nano, SmolLM2-135M and Qwen2.5, and random weights; give vLLM a real
 tokenizer for them with `--tokenizer`, since it decodes the tokens it writes. A folder with a model does as well.
 """
@@ -207,7 +208,7 @@ def show(state: State) -> None:
 
 
 def publish(state: State) -> None:
-    """Write the table of docs/results.md, and the one that `engine: auto` reads."""
+    """Write the table of docs/results-speed.md, and the one that `engine: auto` reads."""
     if not torch.cuda.is_available():
         raise SystemExit("publish on the machine with the GPU: its name and versions are part of the table")
     hardware, date = f"one {torch.cuda.get_device_name()}", datetime.now(UTC).date().isoformat()

@@ -6,7 +6,7 @@
 In: what `experiments/real_questions.py` has left: `table.json`, and the examinations of the reward models. Out:
 `real-bm25.json` and `real-hybrid.json`, a line for each policy, `real-ways.json`, what the policies do over the first
 of the two, and `real-prm.json`, a line for each reward model (`--name` for another name than `real`);
-`build_results.py` puts them into docs/results.md.
+`build_results.py` puts them into docs/results-real.md.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Runs kept as a table of docs/results.md, with what they were made by.
+"""Runs kept as a table of docs/results*.md, with what they were made by.
 
     python benchmarks/record.py --id trees --title "Trees" --from tree=runs/tree-0 tree=runs/tree-1
 

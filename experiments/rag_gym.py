@@ -1,4 +1,4 @@
-"""Agents, recipes and guides on equal terms: the tables and the picture of docs/results.md.
+"""Agents, recipes and guides on equal terms: the tables and the picture of docs/results-agents.md.
 
     python experiments/rag_gym.py --out runs/rag-gym --seeds 3 --jobs 12
     python experiments/rag_gym.py --out runs/rag-gym --larger path/to/SmolLM2-135M   # one more policy of another size

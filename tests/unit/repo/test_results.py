@@ -50,7 +50,8 @@ def test_the_page_is_what_the_files_give(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_every_table_of_the_page_is_built() -> None:
     """But for the first one, of prose: every answer there names its evidence."""
-    prose = re.sub(r"<!-- table: .*?<!-- end of table -->", "", build.PAGE.read_text(), flags=re.DOTALL)
+    text = "\n".join(page.read_text() for page in build.PAGES)
+    prose = re.sub(r"<!-- table: .*?<!-- end of table -->", "", text, flags=re.DOTALL)
     header, _, *answers = [line for line in prose.splitlines() if line.startswith("|")]
     assert header == "| question | answer | evidence |"
     assert [line[:4].strip("| .") for line in answers] == [str(number) for number in range(1, 11)]
@@ -201,7 +202,7 @@ def test_tables_are_written_between_their_markers_and_prose_is_left_alone(
 )
 def test_tables_and_places_belong_together(page: str, message: str) -> None:
     with pytest.raises(StepladderError, match=message):
-        build.built(page, {"example": build.table_of(example(), "example.json")})
+        build.check_places(page, {"example": build.table_of(example(), "example.json")})
 
 
 # --- runs, recorded ---------------------------------------------------------------------------------------------
