@@ -6,7 +6,7 @@ PRM score.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -19,6 +19,7 @@ from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
 from stepladder.oracle.step_verdicts import Verdict
+from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stage import EXAMINATION, TREES
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
 from stepladder.reporting.charts.tree_layout import is_unvisited, most_visited_path, ordered_children
@@ -98,17 +99,17 @@ def trees_of(run: RunData) -> TreeSection | None:
     if not chosen:
         return None
     first = chosen.index(max(chosen, key=_rank))
-    scored_by, scores = scores_of_trees(run, path)
+    scored_by, scores = scores_of_trees(run.folder, run.report.stages, path)
     trees = [tree_view(tree, scores.get(tree.question.id, {})) for tree in chosen]
     return TreeSection(stage.name, headline, total, trees, first, scored_by)
 
 
-def scores_of_trees(run: RunData, trees: Path) -> tuple[str, dict[str, NodeScores]]:
-    """The newest PRM evaluation that scored these trees, and the scores."""
-    for stage in reversed(run.report.stages):
+def scores_of_trees(folder: Path, stages: Sequence[StageRecord], trees: Path) -> tuple[str, dict[str, NodeScores]]:
+    """The newest PRM evaluation of a run that scored these trees, and the scores. `stages`: the finished ones."""
+    for stage in reversed(stages):
         if EXAMINATION in stage.outputs:
-            folder = run.folder / stage.name / stage.outputs[EXAMINATION]
-            if found := read_tree_scores(folder / TREE_SCORES, trees):
+            scores = folder / stage.name / stage.outputs[EXAMINATION] / TREE_SCORES
+            if found := read_tree_scores(scores, trees):
                 return stage.name, found
     return "", {}
 

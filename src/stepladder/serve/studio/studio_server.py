@@ -28,10 +28,12 @@ from stepladder.serve.studio.pages.pairs_page import add_pairs_page
 from stepladder.serve.studio.pages.playground_page import add_playground_page
 from stepladder.serve.studio.pages.run_page import add_run_page
 from stepladder.serve.studio.pages.runs_page import add_runs_page
+from stepladder.serve.studio.pages.trees_page import add_trees_page
 from stepladder.serve.studio.playground.loaded_policies import LoadedPolicies
 from stepladder.serve.studio.run_library import RunLibrary
 from stepladder.serve.studio.site import Site
 from stepladder.serve.studio.watch.run_watch import RunWatch
+from stepladder.serve.studio.watch.tree_library import TreeLibrary
 
 
 class Problem(BaseModel):
@@ -66,6 +68,7 @@ def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = Tru
     add_runs_page(site, watch, config.refresh_seconds)
     add_pairs_page(site, runs)
     add_playground_page(site, policies)
+    add_trees_page(site, TreeLibrary(watch), config.refresh_seconds)
     add_run_page(site, watch, config.refresh_seconds)  # last: the name of a run may contain slashes
     gate = Gate(api, config, metrics, local=local)
     site.is_draining = lambda: gate.draining

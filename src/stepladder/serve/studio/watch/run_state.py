@@ -118,19 +118,15 @@ class RunState:
         """The stage that runs."""
         return next((stage for stage in self.stages if stage.state is State.RUNNING), None)
 
-    def with_output(self, role: str) -> list[str]:
-        """The stages that write this, finished or begun."""
-        return [each.name for each in self.stages if role in each.outputs and each.state is not State.PENDING]
+    @property
+    def with_trees(self) -> list[str]:
+        """The stages that have search trees, or will have some soon."""
+        return [each.name for each in self.stages if TREES in each.outputs and each.state is not State.PENDING]
 
     @property
-    def has_trees(self) -> bool:
-        """Whether there are trees, or will be soon."""
-        return bool(self.with_output(TREES))
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether there are preference pairs."""
-        return bool(self.with_output(PAIRS))
+    def with_pairs(self) -> list[str]:
+        """The stages that have preference pairs."""
+        return [each.name for each in self.stages if PAIRS in each.outputs and each.state is State.FINISHED]
 
 
 class Progress:
