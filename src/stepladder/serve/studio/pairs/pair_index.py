@@ -11,10 +11,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from stepladder.core.display import shortened
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import loads
 from stepladder.core.trace import Pair, TraceError
+from stepladder.core.unicode import readable
 from stepladder.pipeline.pair_folder import DEV_PAIRS, TRAIN_PAIRS
 from stepladder.preferences.marks import pair_id
 
@@ -145,7 +145,7 @@ def _rows(path: Path, split: Split) -> Iterator[PairRow]:
 def _row(pair: Pair, split: Split, start: int, length: int) -> PairRow:
     chosen, rejected = pair.chosen, pair.rejected
     kinds = chosen.action.kind.value, rejected.action.kind.value
-    shown = shortened(chosen.action.content, _SHOWN), shortened(rejected.action.content, _SHOWN)
+    shown = readable(chosen.action.content, _SHOWN), readable(rejected.action.content, _SHOWN)
     return PairRow(
         pair_id(pair), split, start, length, pair.question_id, *kinds, pair.judge, pair.margin, pair.depth,
         gold_of(pair), *shown,

@@ -123,7 +123,7 @@ export class AnswerView {
     this.end.replaceChildren(
       element(
         "div",
-        { class: `answer ${data.answered ? "" : "none"}` },
+        { class: `answer ${!data.answered ? "none" : gold && !gold.em ? "miss" : ""}` },
         element("p", { class: "eyebrow" }, "Answer"),
         element("p", { class: "text" }, data.text),
         gold

@@ -153,7 +153,7 @@ function start({ run, stage, folder }) {
 
   function passage({ author, text }) {
     const long = text.length > 900 || text.split("\n").length > 14;
-    const shown = element("pre", { class: "text" }, text);
+    const shown = element("pre", { class: "text" }, text.replace(/^\n+|\n+$/g, ""));
     if (!long) return element("div", { class: `segment ${author}` }, element("span", { class: "label" }, author), shown);
     const details = element("details", { class: `segment ${author}` }, element("summary", {}, `${author}, ${counted(text.length, "character")}`), shown);
     if (author !== "prompt") details.open = true;
@@ -161,7 +161,7 @@ function start({ run, stage, folder }) {
   }
 
   function side(data, name) {
-    const scores = data.scores.filter((each) => each.score !== null);
+    const scores = data.scores.filter((each) => each.score !== null && each.name !== detail.judge);
     return element(
       "section",
       { class: `side ${name}`, "aria-label": `${name} step` },
@@ -184,7 +184,7 @@ function start({ run, stage, folder }) {
     return element(
       "div",
       { class: "judged" },
-      element("p", {}, "Judged by ", element("b", {}, detail.judge), `, ${margin}. `, "The gold judge ", element("span", { class: detail.gold === "disagrees" ? "bad" : "" }, GOLD[detail.gold]), "."),
+      element("p", {}, "Judged by ", element("b", {}, detail.judge), `, ${margin}. `, detail.judge === "gold" ? null : ["The gold judge ", element("span", { class: detail.gold === "disagrees" ? "bad" : "" }, GOLD[detail.gold]), "."]),
       detail.reason ? element("blockquote", {}, detail.reason) : null,
     );
   }
