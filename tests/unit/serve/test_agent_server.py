@@ -340,7 +340,8 @@ def test_another_model_is_not_found(shared: Running) -> None:
 
 
 def test_other_addresses_are_answered_in_openais_shape(shared: Running) -> None:
-    refused(shared.client.get("/"), 404, "this server has POST /v1/chat/completions")
+    refused(shared.client.get("/none"), 404, "this server has POST /v1/chat/completions")
+    refused(shared.client.get("/none", headers={"accept": "text/html"}), 404, "this server has POST")
     refused(shared.client.get("/v1/chat/completions"), 405)
 
 

@@ -177,8 +177,9 @@ def test_with_a_token_the_page_asks_for_it_and_the_api_needs_it() -> None:
         assert server.client.get("/?token=secret-token-123", headers=html).status_code == 303  # sets the cookie
         assert server.client.get("/", headers=html).status_code == 200
         assert only(asked(server), "answer")[0]["text"] == "Velm"
+        assert server.client.get("/v1/models").status_code == 401  # the cookie is for the page alone
         server.client.cookies.clear()
-        assert server.client.get("/v1/models").status_code == 401
+        assert server.client.post("/playground/ask", content=b"{}").status_code == 401
         bearer = {"authorization": "Bearer secret-token-123"}
         assert server.client.get("/v1/models", headers=bearer).status_code == 200
 

@@ -110,6 +110,7 @@ def make_agent_app(agent: ServedAgent, config: AgentServerConfig, *, local: bool
     else:
         api.add_route("/mcp", mcp_is_off, ["POST", "GET"], include_in_schema=False)
     site = Site(api, config.model)
+    site.own_paths = ("/playground/", site.public_prefix)
     add_playground_page(site, FixedPolicy(agent, scheduler, config), "/")
     gate = Gate(api, config, metrics, local=local)
     site.is_draining = lambda: gate.draining

@@ -84,6 +84,9 @@ class WebPages(Protocol):
     #: Paths below it need no token: style sheets and scripts.
     public_prefix: str
 
+    def owns(self, path: str) -> bool:
+        """Whether a path belongs to the pages, and not to an API: browsers send its token as a cookie."""
+
     def wants_page(self, scope: Scope) -> bool:
         """Whether a browser asked for a page, and gets errors as a page."""
 

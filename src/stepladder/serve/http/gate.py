@@ -105,12 +105,13 @@ class Gate:
             raise shutting_down()
         method, path = scope["method"], scope["path"]
         if not self._is_public(path) or method not in ("GET", "HEAD"):
-            if self._browsers is not None:
+            browsers = self._browsers if self.api.pages is not None and self.api.pages.owns(path) else None
+            if browsers is not None:
                 check_same_origin(scope)  # before the token: a cookie is sent whichever page makes the request
-                if (response := self._browsers.take_token(scope)) is not None:
+                if (response := browsers.take_token(scope)) is not None:
                     return await response(scope, receive, send)
             if self._expected_auth is not None:
-                if self._browsers is None or not self._browsers.is_known(scope):
+                if browsers is None or not browsers.is_known(scope):
                     _check_token(scope, self._expected_auth)
             elif self._checks_origin:
                 _check_local(scope)

@@ -30,8 +30,11 @@ _PACKAGE = "stepladder.serve.studio"
 _STATIC = "/static/"
 #: Style sheets in this order make /static/studio.css.
 _STYLES = (("stepladder.reporting", "templates/page.css"), (_PACKAGE, "static/studio.css"))
-#: Scripts of the reports that pages use as well, by name.
-_SHARED_SCRIPTS = {"tree_view.js": ("stepladder.reporting", "templates/tree_view.js")}
+#: Files of the reports that pages use as well, by name.
+_SHARED = {
+    "tree_view.js": ("stepladder.reporting", "templates/tree_view.js"),
+    "compare.css": ("stepladder.reporting.compare", "templates/compare.css"),
+}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -58,6 +61,8 @@ class Site:
         self.navigation: dict[str, str] = {}
         #: Whether the server is shutting down: live updates end.
         self.is_draining: Callable[[], bool] = lambda: False
+        #: Beginnings of the paths of the pages, where the server has an API too; by default all are.
+        self.own_paths: tuple[str, ...] = ("/",)
         self._environment = make_environment(
             f"{_PACKAGE}", "stepladder.reporting.report", "stepladder.reporting.compare"
         )
@@ -88,8 +93,14 @@ class Site:
         """What a macro of a template makes, for scripts that replace a part of a page."""
         return str(getattr(self._environment.get_template(template).module, macro)(*content))
 
+    def owns(self, path: str) -> bool:
+        """Whether a path belongs to the pages."""
+        return path == "/" or path.startswith(self.own_paths)
+
     def wants_page(self, scope: Scope) -> bool:
         """Whether a browser asked for a page: it navigates, and accepts HTML."""
+        if not self.owns(scope["path"]):
+            return False
         accepts = next((value for name, value in scope["headers"] if name == b"accept"), b"")
         return scope["method"] in ("GET", "HEAD") and b"text/html" in accepts
 
@@ -128,7 +139,7 @@ def _static_file(name: str) -> tuple[bytes, str]:
         return "".join(
             [*(_resource(*each).read_text(encoding="utf-8") for each in _STYLES), STYLE]
         ).encode(), "text/css"
-    file = _resource(*_SHARED_SCRIPTS.get(name, (_PACKAGE, f"static/{name}")))
+    file = _resource(*_SHARED.get(name, (_PACKAGE, f"static/{name}")))
     kind = _KINDS.get(f".{name.rpartition('.')[2]}")
     if kind is None or "/" in name or "\\" in name or name.startswith(".") or not file.is_file():
         raise HTTPError(404, f"there is no file {name!r}")
