@@ -6,6 +6,7 @@ In: a `RunComparison`. Out: the page, in the layout of run reports.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -27,23 +28,26 @@ def write_comparison(comparison: RunComparison, pairwise: Sequence[Difference], 
 
 def render(comparison: RunComparison, pairwise: Sequence[Difference]) -> str:
     """The page of a comparison."""
-    return render_page(
-        "stepladder.reporting.compare",
-        "compare.html",
-        styles=("compare.css",),
-        comparison=comparison,
-        lead=metric_name(comparison.metric),
-        extra=comparison.metric if comparison.metric not in ("f1", "em") else None,
-        forest=Markup(_scores(comparison)),
-        forest_of_differences=Markup(_changes(comparison)) if comparison.differences else None,
-        scatter=_scatter(comparison),
-        uncounted=[arm.label for arm in comparison.arms if arm.tokens is None],
-        matrix=_matrix(comparison, pairwise),
-        tests=len(pairwise),
-        notes=list(notes(comparison)),
-        repeated=any(len(arm.seeds) > 1 for arm in comparison.arms),
-        alpha=ALPHA,
-    )
+    content = content_of(comparison, pairwise)
+    return render_page("stepladder.reporting.compare", "compare.html", styles=("compare.css",), **content)
+
+
+def content_of(comparison: RunComparison, pairwise: Sequence[Difference]) -> dict[str, Any]:
+    """What compare.html shows."""
+    return {
+        "comparison": comparison,
+        "lead": metric_name(comparison.metric),
+        "extra": comparison.metric if comparison.metric not in ("f1", "em") else None,
+        "forest": Markup(_scores(comparison)),
+        "forest_of_differences": Markup(_changes(comparison)) if comparison.differences else None,
+        "scatter": _scatter(comparison),
+        "uncounted": [arm.label for arm in comparison.arms if arm.tokens is None],
+        "matrix": _matrix(comparison, pairwise),
+        "tests": len(pairwise),
+        "notes": list(notes(comparison)),
+        "repeated": any(len(arm.seeds) > 1 for arm in comparison.arms),
+        "alpha": ALPHA,
+    }
 
 
 def _scores(comparison: RunComparison) -> str:

@@ -24,6 +24,7 @@ from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.run_server import ListenOptions, run
 from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.server_configs import StudioConfig
+from stepladder.serve.studio.pages.comparison_page import add_comparison_page
 from stepladder.serve.studio.pages.pairs_page import add_pairs_page
 from stepladder.serve.studio.pages.playground_page import add_playground_page
 from stepladder.serve.studio.pages.run_page import add_run_page
@@ -32,6 +33,7 @@ from stepladder.serve.studio.pages.trees_page import add_trees_page
 from stepladder.serve.studio.playground.loaded_policies import LoadedPolicies
 from stepladder.serve.studio.run_library import RunLibrary
 from stepladder.serve.studio.site import Site
+from stepladder.serve.studio.watch.curve_library import CurveLibrary
 from stepladder.serve.studio.watch.run_watch import RunWatch
 from stepladder.serve.studio.watch.tree_library import TreeLibrary
 
@@ -44,7 +46,7 @@ class Problem(BaseModel):
 
 def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = True) -> Gate:
     """The server as an ASGI application. `local`: only this machine can connect."""
-    # Whoever can reach a studio without a token may not make it read paths or call servers.
+    # Requests to a studio that everybody can reach may not make it read paths or call servers.
     policies = LoadedPolicies(runs, config, trusted=local or config.token is not None)
     metrics = Metrics("page_seconds", "Seconds to answer a request of the page of all runs.", (0.01, 0.1, 0.5, 1, 5))
 
@@ -69,7 +71,8 @@ def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = Tru
     add_pairs_page(site, runs)
     add_playground_page(site, policies)
     add_trees_page(site, TreeLibrary(watch), config.refresh_seconds)
-    add_run_page(site, watch, config.refresh_seconds)  # last: the name of a run may contain slashes
+    add_comparison_page(site, watch)
+    add_run_page(site, watch, CurveLibrary(), config.refresh_seconds)  # last: the name of a run may contain slashes
     gate = Gate(api, config, metrics, local=local)
     site.is_draining = lambda: gate.draining
     return gate

@@ -1,59 +1,26 @@
 """The page of one run: `/runs/NAME`.
 
 In: its state, curves and report. Out: a page that `/runs/NAME/events` keeps current: stages, curves that grow, and the
-parts of the report, which are sent when they have been made.
+parts of the report, which are sent when they have been made. `/runs/NAME/curves` has the curves as JSON.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
-from threading import Lock
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
-from stepladder.pipeline.run_folder import RunFolder
-from stepladder.reporting.report.training_curves import CURVES
 from stepladder.serve.studio.live_page import News, live_events
 from stepladder.serve.studio.run_sections import SECTIONS, RunSections
 from stepladder.serve.studio.site import Site
-from stepladder.serve.studio.watch.curve_file import CurveFile
+from stepladder.serve.studio.watch.curve_library import CurveLibrary
 from stepladder.serve.studio.watch.run_watch import RunWatch
 
-#: Files of curves that are kept in memory.
-_KEPT = 64
 
-
-class Curves:
-    """The curves of the stages that were looked at last. May be used from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._files: OrderedDict[Path, tuple[CurveFile, int]] = OrderedDict()
-
-    def news(self, folder: Path, seen: dict[str, int]) -> Iterator[News]:
-        """The curves of a run that have changed. `seen`: what the page has, by stage, which is updated."""
-        for stage in RunFolder(folder).recipe().stages:
-            path = folder / stage.name / CURVES
-            if not path.is_file():
-                continue
-            with self._lock:
-                file, version = self._files.pop(path, None) or (CurveFile(path), 0)
-                version += file.update()
-                self._files[path] = file, version
-                while len(self._files) > _KEPT:
-                    self._files.popitem(last=False)
-                if seen.get(stage.name) == version:
-                    continue
-                seen[stage.name] = version
-                data = {"stage": stage.name, "kind": stage.kind, **file.plain(stage.settings)}
-            yield "curves", data
-
-
-def add_run_page(site: Site, watch: RunWatch, seconds: float) -> None:
+def add_run_page(site: Site, watch: RunWatch, curves: CurveLibrary, seconds: float) -> None:
     """Add the page to a site. It looks at the run every so many seconds."""
     router = APIRouter()
-    sections, curves = RunSections(site), Curves()
+    sections = RunSections(site)
 
     @router.get("/runs/{name:path}/events")
     def run_events(request: Request, name: str) -> Response:
@@ -69,13 +36,19 @@ def add_run_page(site: Site, watch: RunWatch, seconds: float) -> None:
             if not state.is_readable:
                 return
             folder = watch.runs.folder(name)
-            yield from curves.news(folder, seen_curves)
+            for changed in curves.changed(folder, seen_curves):
+                yield "curves", changed
             for section, html in sections.of(folder).items():
                 if seen_sections.get(section) != html:
                     seen_sections[section] = html
                     yield "part", {"id": section, "html": html}
 
         return live_events(request, site, look, seconds)
+
+    @router.get("/runs/{name:path}/curves")
+    def run_curves(name: str) -> list[dict[str, Any]]:
+        watch.readable(name)
+        return list(curves.changed(watch.runs.folder(name), {}))
 
     @router.get("/runs/{name:path}")
     def run_page(name: str) -> HTMLResponse:

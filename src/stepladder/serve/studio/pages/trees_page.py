@@ -3,7 +3,7 @@
 In: the index of the trees of a stage. Out: a page with a list and a viewer.
 
     /runs/NAME/trees?stage=explore&show=disputed&q=words#tree=QUESTION&node=5    the page
-    /runs/NAME/trees/list      a page of the list: the filter `show`, words `q`, `page`, or the one with the tree `around`
+    /runs/NAME/trees/list      a page of the list: filter `show`, words `q`, `page`, or the one with the tree `around`
     /runs/NAME/trees/tree      one tree, by `stage` and `id`
     /runs/NAME/trees/events    how many trees there are and how many each filter lets through, while that changes
 """

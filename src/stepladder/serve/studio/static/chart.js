@@ -20,20 +20,35 @@ export const number = (value) => {
   return words.replace("-", "−");
 };
 
-/** Draws a metric into a figure. What is there already is replaced. */
+/** Draws a metric of one run into a figure. What is there already is replaced. */
 export function drawChart(figure, { name, note, train, dev, not_finite: notFinite }) {
-  const smooth = smoothed(train), line = smooth.length ? smooth : train;
-  const ends = (points) => (points.length > 1 ? `${number(points[0][1])} → ${number(points.at(-1)[1])}` : number(points[0][1]));
-  const caption = [train.length ? ends(line) : "", dev.length ? `dev ${ends(dev)}` : ""].filter(Boolean).join(" · ");
+  const notes = [[note, "note"], [notFinite ? `${notFinite.toLocaleString("en")} values are not finite and not drawn` : "", "note bad"]];
+  draw(figure, name, [{ label: "", color: 1, train, dev, faint: true }], notes);
+}
 
+/** Draws the same metric of several runs: [{label, train, dev}]. Their colors are those of `colorOf`. */
+export function drawTogether(figure, name, runs) {
+  draw(figure, name, runs.map((run) => ({ ...run, faint: false })), []);
+}
+
+const ends = (points) => (points.length > 1 ? `${number(points[0][1])} → ${number(points.at(-1)[1])}` : number(points[0][1]));
+
+function draw(figure, name, runs, notes) {
+  const series = runs.map((run) => ({ ...run, smooth: smoothed(run.train) }));
+  const captions = series.map(({ label, train, smooth, dev }) => [label, [
+    train.length ? ends(smooth.length ? smooth : train) : "", dev.length ? `dev ${ends(dev)}` : "",
+  ].filter(Boolean).join(" · ")].filter(Boolean).join(": "));
   const title = document.createElement("figcaption");
   title.textContent = name;
-  const small = document.createElement("span");
-  small.className = "caption";
-  small.textContent = caption;
-  title.append(small);
-  const parts = [title, train.length || dev.length ? picture(name, caption, train, smooth, dev, small) : ""];
-  for (const [words, kind] of [[note, "note"], [notFinite ? `${notFinite.toLocaleString("en")} values are not finite and not drawn` : "", "note bad"]]) {
+  const told = series.map(({ label, color }, index) => {
+    const small = document.createElement("span");
+    small.className = label ? `caption of-series${color}` : "caption";
+    small.textContent = captions[index];
+    return small;
+  });
+  title.append(...told);
+  const parts = [title, picture(name, captions, series, told)];
+  for (const [words, kind] of notes) {
     if (!words) continue;
     const paragraph = document.createElement("p");
     paragraph.className = kind;
@@ -43,8 +58,10 @@ export function drawChart(figure, { name, note, train, dev, not_finite: notFinit
   figure.replaceChildren(...parts);
 }
 
-function picture(name, caption, train, smooth, dev, told) {
-  const all = [...train, ...dev], values = all.map((point) => point[1]);
+function picture(name, captions, series, told) {
+  const all = series.flatMap(({ train, dev }) => [...train, ...dev]);
+  if (!all.length) return "";
+  const values = all.map((point) => point[1]);
   let low = Math.min(...values), high = Math.max(...values);
   const padding = Math.max(0.06 * (high - low), (MIN_SPAN * Math.max(Math.abs(low), Math.abs(high)) - (high - low)) / 2) || 1;
   [low, high] = [low - padding, high + padding];
@@ -52,7 +69,7 @@ function picture(name, caption, train, smooth, dev, told) {
   const x = (step) => LEFT + (step / last) * (WIDTH - LEFT - RIGHT);
   const y = (value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
 
-  const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart live-chart", role: "img", "aria-label": `${name}: ${caption}` });
+  const svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart live-chart", role: "img", "aria-label": `${name}. ${captions.join("; ")}` });
   for (const value of ticks(low, high, 4)) {
     svg.append(make("line", { class: "stroke-grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }));
     const label = make("text", { class: "fill-quiet", x: LEFT - 6, y: y(value) + 3.5, "text-anchor": "end" });
@@ -64,32 +81,36 @@ function picture(name, caption, train, smooth, dev, told) {
     label.textContent = number(step);
     svg.append(label);
   }
-  const path = (points, kind) => points.length && svg.append(
+  const path = (points, kind) => points.length > 1 && svg.append(
     make("polyline", { class: kind, points: points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ") }),
   );
-  path(train, smooth.length ? "curve faint" : "curve");
-  path(smooth, "curve");
-  path(dev, "curve dashed");
-  for (const [step, value] of train.length === 1 ? train : []) svg.append(make("circle", { class: "fill-series1", cx: x(step), cy: y(value), r: 3 }));
-  for (const [step, value] of dev) svg.append(make("circle", { class: "fill-ink", cx: x(step), cy: y(value), r: 3.2 }));
-
+  const dots = (points, kind, r) => points.forEach(([step, value]) => svg.append(make("circle", { class: kind, cx: x(step), cy: y(value), r })));
+  for (const { color, train, smooth, dev, faint } of series) {
+    const ofDev = faint ? "ink" : `series${color}`;
+    if (!smooth.length || faint) path(train, `curve stroke-series${color}${smooth.length ? " faint" : ""}`);
+    path(smooth, `curve stroke-series${color}`);
+    path(dev, `curve dashed stroke-${ofDev}`);
+    if (train.length === 1) dots(train, `fill-series${color}`, 3);
+    dots(dev, `fill-${ofDev}`, 3.2);
+  }
   const cross = make("line", { class: "stroke-rule", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   svg.append(cross);
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
     const step = ((((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT)) * last;
     const nearest = (points) => points.reduce((best, point) => (Math.abs(point[0] - step) < Math.abs(best[0] - step) ? point : best), points[0]);
-    const [one, other] = [nearest(train), nearest(dev)];
-    const at = one ?? other;
-    cross.setAttribute("x1", x(at[0]));
-    cross.setAttribute("x2", x(at[0]));
+    series.forEach(({ label, train, dev }, index) => {
+      const one = nearest(train), other = nearest(dev);
+      if (index === 0) for (const end of ["x1", "x2"]) cross.setAttribute(end, x((one ?? other ?? [step])[0]));
+      told[index].textContent = [
+        label, [one && `update ${number(Math.round(one[0]))}: ${number(one[1])}`, other && `dev at ${number(Math.round(other[0]))}: ${number(other[1])}`].filter(Boolean).join(" · "),
+      ].filter(Boolean).join(": ");
+    });
     cross.setAttribute("visibility", "visible");
-    const words = one ? `update ${number(Math.round(one[0]))}: ${number(one[1])}` : "";
-    told.textContent = [words, other ? `dev at ${number(Math.round(other[0]))}: ${number(other[1])}` : ""].filter(Boolean).join(" · ");
   });
   svg.addEventListener("pointerleave", () => {
     cross.setAttribute("visibility", "hidden");
-    told.textContent = caption;
+    told.forEach((small, index) => { small.textContent = captions[index]; });
   });
   return svg;
 }

@@ -2,7 +2,10 @@
 
 appended_file.py  the new lines of a file that grows
 curve_file.py     learning curves: every column of a metrics log, downsampled
+curve_library.py  the curves of all runs
 tree_index.py     search trees: where each is in its file, and what can be filtered by
+tree_library.py   the trees of all runs
 run_state.py      one run: its state, stages, scores, alarms and cost
+stage_progress.py what a stage that is not finished has done so far
 run_watch.py      all runs, and what has changed
 """

@@ -7,7 +7,7 @@ is wrong with a run is a part of it.
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -139,20 +139,20 @@ class Progress:
 
 def read_state(name: str, folder: Path, progress: Progress) -> RunState:
     """The state of a run now."""
-    times = {"started": _changed(folder / "run.json") or 0.0, "changed": _last_change(folder)}
+    started, changed = _changed(folder / "run.json") or 0.0, _last_change(folder)
     for second in (False, True):
         try:
-            return _read(name, folder, progress, times)
+            return replace(_read(name, folder, progress), started=started, changed=changed)
         except OtherRunFormat as error:
-            return RunState(name, State.OTHER_VERSION, str(error), **times)
+            return RunState(name, State.OTHER_VERSION, str(error), started=started, changed=changed)
         except DAMAGE as error:
             if second:
-                return RunState(name, State.DAMAGED, _words(error, folder), **times)
+                return RunState(name, State.DAMAGED, _words(error, folder), started=started, changed=changed)
             time.sleep(_SECOND_LOOK)
     raise AssertionError("two looks")
 
 
-def _read(name: str, folder: Path, progress: Progress, times: Mapping[str, float]) -> RunState:
+def _read(name: str, folder: Path, progress: Progress) -> RunState:
     run = RunFolder.open(folder)
     recipe, failure = run.recipe(), run.failure()
     done = {stage.name: record for stage in recipe.stages if (record := run.done(stage.name)) is not None}
@@ -182,7 +182,7 @@ def _read(name: str, folder: Path, progress: Progress, times: Mapping[str, float
         recipe=recipe.name,
         agent=recipe.shared.agent,
         policy=recipe.shared.policy,
-        data=recipe.shared.data.name,
+        data=recipe.shared.data.name or "question files",
         seed=recipe.seed,
         stages=stages,
         score=_score(list(done.values())),
@@ -190,7 +190,6 @@ def _read(name: str, folder: Path, progress: Progress, times: Mapping[str, float
         stopped=any(alarm.stopped for alarm in alarms),
         seconds=sum(each.seconds for each in (*done.values(), *begun.values())),
         cost=total,
-        **times,
     )
 
 

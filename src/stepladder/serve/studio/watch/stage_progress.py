@@ -33,8 +33,9 @@ class FileProgress(Progress):
         if (trees := folder / FILE).is_file():
             count = self._trees.setdefault(trees, TreeCount(trees)).update()
             total = getattr(stage.settings, "questions", None)
-            known = isinstance(total, int) and total > 0
-            return f"{count:,} trees" + (f" of {total:,}" if known else ""), count / total if known else None
+            if not isinstance(total, int) or total <= 0:
+                return f"{count:,} trees", None
+            return f"{count:,} trees of {total:,}", min(count / total, 1.0)
         return "", None
 
 
