@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import api_reference
@@ -39,6 +40,8 @@ OUTSIDE = {
     "src/stepladder/models/nano/README.md": "models/nano.md",
     "src/stepladder/models/nano-critic/README.md": "models/nano-critic.md",
 }
+#: A link whose text is the name of a page.
+_NAMED = re.compile(r"\[[\w-]+\.md\](?=\(([^)\s#]+\.md))")
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
@@ -46,8 +49,24 @@ def staged_pages() -> dict[str, str]:
     """All Markdown pages by their path on the site, with their links made to fit."""
     found = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md")))
     sources = {f"docs/{path}": path for path in found} | OUTSIDE
-    pages = {site: relink((ROOT / source).read_text("utf-8"), source, sources) for source, site in sources.items()}
+    texts = {source: (ROOT / source).read_text("utf-8") for source in sources}
+    pages = {site: relink(titled(texts[source], source, texts), source, sources) for source, site in sources.items()}
     return pages | api_reference.pages()
+
+
+def titled(text: str, source: str, texts: Mapping[str, str]) -> str:
+    """The text of a page with the titles of pages where it names their files.
+
+    >>> titled("See [a.md](a.md#b) and [this](a.md).", "docs/c.md", {"docs/a.md": "# Search trees"})
+    'See [Search trees](a.md#b) and [this](a.md).'
+    """
+
+    def title(found: re.Match[str]) -> str:
+        page = texts.get(os.path.normpath(Path(source).parent / found[1]), "")
+        heading = re.match(r"# (.+)", page)
+        return f"[{heading[1]}]" if heading else found[0]
+
+    return _NAMED.sub(title, text)
 
 
 def reference_pages() -> dict[str, str]:

@@ -52,7 +52,7 @@ def _parameter(parameter: Any) -> str:
         name = f"`{flags}`" if flag_only else f"`{flags} {parameter.metavar or 'VALUE'}`"
     text = plain(parameter.help or "")
     default = parameter.default
-    if default not in (None, False, True) and parameter.show_default and "(default:" not in text:
+    if default is not None and not isinstance(default, bool) and parameter.show_default and "(default:" not in text:
         text += f" (default: {default})"
     return f"- {name}: {text}"
 
