@@ -55,3 +55,9 @@ def test_lines_of_prose_wrap_at_120_columns(page: Path) -> None:
     prose = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     long = [line for line in prose.splitlines() if len(line) > 120]
     assert [line for line in long if not re.match(r" *(\||#|!?\[|<)", line)] == []
+
+
+def test_the_glossary_has_every_term_once_in_order() -> None:
+    rows = re.findall(r"^\| (.+?) \| .+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    terms = [row.lower() for row in rows if row != "term"]
+    assert terms == sorted(set(terms))

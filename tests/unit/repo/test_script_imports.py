@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import ROOT
 
-FOLDERS = ("benchmarks", "checks", "examples", "experiments", "pretrain", "tests/gpu", "tests/support")
+FOLDERS = ("benchmarks", "checks", "docs", "examples", "experiments", "pretrain", "tests/gpu", "tests/support")
 SCRIPTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
