@@ -3,6 +3,7 @@
 In: a `RunData`. Out: one `CostRow` per started stage, and the total. None means not counted, which is not 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepladder.pipeline.resources import RunContext
@@ -39,14 +40,19 @@ def costs_of(run: RunData) -> list[CostRow]:
         for stage in run.known_stages
     ]
 
-    def total(name: str) -> int | None:
-        known = [value for row in rows if (value := getattr(row.used, name)) is not None]
-        return sum(known) if known else None
-
-    # Stages share questions: their sum would be meaningless.
-    used = StageCost(None, total("searches"), total("tokens_read"), total("tokens_written"), total("tokens_trained"))
+    used = total_cost([row.used for row in rows])
     attempts, seconds = sum(row.attempts for row in rows), sum(row.seconds for row in rows)
     return [*rows, CostRow("total", "", all(row.done for row in rows), attempts, seconds, used)] if rows else []
+
+
+def total_cost(costs: Sequence[StageCost]) -> StageCost:
+    """The sum over stages. They share questions, whose sum would be meaningless."""
+
+    def total(name: str) -> int | None:
+        known = [value for each in costs if (value := getattr(each, name)) is not None]
+        return sum(known) if known else None
+
+    return StageCost(None, total("searches"), total("tokens_read"), total("tokens_written"), total("tokens_trained"))
 
 
 def cost_of(run: RunData, stage: StageRecord) -> StageCost:

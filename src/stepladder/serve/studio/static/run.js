@@ -56,4 +56,15 @@ function showCurves({ stage, kind, updates, metrics, constants, problem }) {
   place.querySelector("details").hidden = !folded.children.length;
 }
 
-listen(`${location.pathname.replace(/\/$/, "")}/events`, { curves: showCurves });
+/** Parts that a run does not have are not in its contents. */
+function showContents() {
+  for (const link of document.querySelectorAll('nav[aria-label="This run"] a[href^="#"]')) {
+    link.hidden = document.getElementById(link.hash.slice(1))?.hidden ?? true;
+  }
+}
+
+listen(`${location.pathname.replace(/\/$/, "")}/events`, {
+  curves: (curves) => { showCurves(curves); showContents(); },
+  part: showContents,
+});
+showContents();

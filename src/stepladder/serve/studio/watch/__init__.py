@@ -6,6 +6,6 @@ curve_library.py  the curves of all runs
 tree_index.py     search trees: where each is in its file, and what can be filtered by
 tree_library.py   the trees of all runs
 run_state.py      one run: its state, stages, scores, alarms and cost
-stage_progress.py what a stage that is not finished has done so far
+run_memory.py     what is remembered of a run between two looks
 run_watch.py      all runs, and what has changed
 """

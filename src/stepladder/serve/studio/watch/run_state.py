@@ -16,15 +16,16 @@ from pydantic import ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.evaluation.statistics import Interval
-from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.recipe import Stage
 from stepladder.pipeline.resources import ORACLE
 from stepladder.pipeline.run_folder import OtherRunFormat, RunFolder, StageFailure, StageRecord
 from stepladder.pipeline.runner import RunReport
 from stepladder.pipeline.stage import EVALUATION, PAIRS, POLICY, TREES
 from stepladder.pipeline.stage_summary import StageCost
 from stepladder.pipeline.stages import get_stage
-from stepladder.reporting.report.cost import costs_of
+from stepladder.reporting.report.cost import total_cost
 from stepladder.reporting.report.run_data import RunData
+from stepladder.serve.studio.watch.run_memory import RunMemory
 from stepladder.train.grpo.monitors import ALARMS, read_alarms
 
 #: What reading a run that is damaged can raise.
@@ -129,20 +130,12 @@ class RunState:
         return [each.name for each in self.stages if PAIRS in each.outputs and each.state is State.FINISHED]
 
 
-class Progress:
-    """What a stage that is not finished has done so far. The watch of a run subclasses it."""
-
-    def of(self, folder: Path, stage: Stage) -> tuple[str, float | None]:  # noqa: ARG002
-        """In words, and as a share if the end is known."""
-        return "", None
-
-
-def read_state(name: str, folder: Path, progress: Progress) -> RunState:
+def read_state(name: str, folder: Path, memory: RunMemory) -> RunState:
     """The state of a run now."""
     started, changed = _changed(folder / "run.json") or 0.0, _last_change(folder)
     for second in (False, True):
         try:
-            return replace(_read(name, folder, progress), started=started, changed=changed)
+            return replace(_read(name, folder, memory), started=started, changed=changed)
         except OtherRunFormat as error:
             return RunState(name, State.OTHER_VERSION, str(error), started=started, changed=changed)
         except DAMAGE as error:
@@ -152,9 +145,9 @@ def read_state(name: str, folder: Path, progress: Progress) -> RunState:
     raise AssertionError("two looks")
 
 
-def _read(name: str, folder: Path, progress: Progress) -> RunState:
+def _read(name: str, folder: Path, memory: RunMemory) -> RunState:
     run = RunFolder.open(folder)
-    recipe, failure = run.recipe(), run.failure()
+    recipe, failure = memory.recipe(run), run.failure()
     done = {stage.name: record for stage in recipe.stages if (record := run.done(stage.name)) is not None}
     begun = {
         stage.name: record
@@ -163,9 +156,9 @@ def _read(name: str, folder: Path, progress: Progress) -> RunState:
     }
     in_use = run.in_use()
     running = max(begun, key=lambda name: _changed(folder / name / _STARTED) or 0.0, default=None) if in_use else None
-    stages = tuple(_stage(stage, folder, done, begun, running, failure, progress) for stage in recipe.stages)
+    stages = tuple(_stage(stage, folder, done, begun, running, failure, memory) for stage in recipe.stages)
     alarms = [alarm for stage in recipe.stages for alarm in read_alarms(folder / stage.name / ALARMS)]
-    total = _total_cost(folder, recipe, list(done.values()), list(begun.values()))
+    data = RunData(RunReport(recipe, folder, tuple(done.values()), (), None, {}), tuple(begun.values()), (), (), "")
     finished = len(done) == len(recipe.stages)
     if in_use:
         state = State.RUNNING
@@ -189,7 +182,7 @@ def _read(name: str, folder: Path, progress: Progress) -> RunState:
         alarms=len(alarms),
         stopped=any(alarm.stopped for alarm in alarms),
         seconds=sum(each.seconds for each in (*done.values(), *begun.values())),
-        cost=total,
+        cost=total_cost([memory.cost(data, record) for record in done.values()]),
     )
 
 
@@ -200,7 +193,7 @@ def _stage(
     begun: Mapping[str, StageRecord],
     running: str | None,
     failure: StageFailure | None,
-    progress: Progress,
+    memory: RunMemory,
 ) -> StageState:
     outputs = get_stage(stage.kind).outputs
     if (record := done.get(stage.name)) is not None:
@@ -210,7 +203,7 @@ def _stage(
     failed = failure is not None and failure.stage == stage.name and running is None
     if (record := begun.get(stage.name)) is None:
         return StageState(stage.name, stage.kind, State.FAILED if failed else State.PENDING, outputs=outputs)
-    words, share = progress.of(folder / stage.name, stage)
+    words, share = memory.progress(folder / stage.name, stage)
     state = State.RUNNING if stage.name == running else State.FAILED if failed else State.INTERRUPTED
     since = _changed(folder / stage.name / _STARTED) if state is State.RUNNING else None
     return StageState(
@@ -234,13 +227,6 @@ def _score(done: Sequence[StageRecord]) -> Score | None:
             f1, em = (Interval(**numbers[metric]) for metric in ("f1", "em"))
             return Score(record.name, int(numbers["questions"]), f1, em)
     return None
-
-
-def _total_cost(folder: Path, recipe: Recipe, done: Sequence[StageRecord], begun: Sequence[StageRecord]) -> StageCost:
-    """What all finished stages consumed."""
-    report = RunReport(recipe, folder, tuple(done), (), None, {})
-    rows = costs_of(RunData(report, tuple(begun), (), (), ""))
-    return rows[-1].used if rows else StageCost()
 
 
 def _last_change(folder: Path) -> float:

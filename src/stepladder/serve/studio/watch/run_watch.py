@@ -15,8 +15,8 @@ from stepladder.pipeline.tree_search import FILE
 from stepladder.reporting.report.training_curves import CURVES
 from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.studio.run_library import RunLibrary
+from stepladder.serve.studio.watch.run_memory import RunMemory
 from stepladder.serve.studio.watch.run_state import RunState, State, read_state
-from stepladder.serve.studio.watch.stage_progress import FileProgress
 from stepladder.train.grpo.monitors import ALARMS
 
 _RUN_FILES = ("run.json", "recipe.yaml", "failure.json")
@@ -31,7 +31,7 @@ class WatchedRun:
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         self._signature: Signature | None = None
-        self._progress = FileProgress()
+        self._memory = RunMemory()
         self._state: RunState | None = None
         #: Increased when the state has changed.
         self.version = 0
@@ -40,7 +40,7 @@ class WatchedRun:
         """The state now."""
         signature = self.signature()
         if self._state is None or signature != self._signature:
-            state = read_state(self.name, self.folder, self._progress)
+            state = read_state(self.name, self.folder, self._memory)
             if state != self._state:
                 self._state = state
                 self.version += 1

@@ -1,7 +1,8 @@
-"""What a stage that is not finished has done so far.
+"""What is remembered of a run between two looks at it, so that a look only reads what has changed.
 
-In: the files that it writes. Out: words and a share, such as "update 34, epoch 2.1 of 7" and 0.3. Only the end of a
-metrics log is read, and of a file of trees what is new.
+In: the files of a run. Out: its recipe; what each finished stage cost; what a stage that is not finished has done so
+far, in words and as a share, such as "update 34, epoch 2.1 of 7" and 0.3. Only the end of a metrics log is read, and of
+a file of trees what is new.
 """
 
 import json
@@ -11,23 +12,44 @@ from typing import Any
 
 from stepladder.core.errors import StepladderError
 from stepladder.explore.tree_store import new_trees
-from stepladder.pipeline.recipe import Stage
+from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.pipeline.stage_summary import StageCost
 from stepladder.pipeline.tree_search import FILE
+from stepladder.reporting.report.cost import cost_of
+from stepladder.reporting.report.run_data import RunData
 from stepladder.reporting.report.training_curves import CURVES
-from stepladder.serve.studio.watch.run_state import Progress
 
 #: Bytes at the end of a metrics log that hold its last rows.
 _TAIL = 1 << 16
 
 
-class FileProgress(Progress):
-    """The progress of the stages of one run."""
+class RunMemory:
+    """One run."""
 
     def __init__(self) -> None:
         self._trees: dict[Path, TreeCount] = {}
+        self._recipe: tuple[tuple[int, int], Recipe] | None = None
+        self._costs: dict[Path, tuple[tuple[int, int], StageCost]] = {}
 
-    def of(self, folder: Path, stage: Stage) -> tuple[str, float | None]:
-        """In words, and as a share if the end is known."""
+    def recipe(self, run: RunFolder) -> Recipe:
+        """The recipe of the last session."""
+        path = run.path / "recipe.yaml"
+        version = _version(path) if path.exists() else (0, 0)
+        if self._recipe is None or self._recipe[0] != version:
+            self._recipe = version, run.recipe()
+        return self._recipe[1]
+
+    def cost(self, run: RunData, stage: StageRecord) -> StageCost:
+        """What a finished stage counted."""
+        path = run.folder / stage.name / "stage.json"
+        version = _version(path)
+        if path not in self._costs or self._costs[path][0] != version:
+            self._costs[path] = version, cost_of(run, stage)
+        return self._costs[path][1]
+
+    def progress(self, folder: Path, stage: Stage) -> tuple[str, float | None]:
+        """What a stage that is not finished has done: in words, and as a share if the end is known."""
         if (curves := folder / CURVES).is_file():
             return _training(last_row(curves), stage)
         if (trees := folder / FILE).is_file():
@@ -37,6 +59,11 @@ class FileProgress(Progress):
                 return f"{count:,} trees", None
             return f"{count:,} trees of {total:,}", min(count / total, 1.0)
         return "", None
+
+
+def _version(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _training(row: dict[str, Any], stage: Stage) -> tuple[str, float | None]:
