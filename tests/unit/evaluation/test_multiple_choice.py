@@ -29,6 +29,7 @@ from stepladder.reporting.eval_table import print_summary
 from stepladder.train.grpo.config import RewardConfig
 from stepladder.train.grpo.credit.rewards import outcome_reward
 from stepladder.train.rft.filters import filter_trajectories
+from stepladder.train.transcripts.sample_checks import SampleRules
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "multiple-choice"
 QUESTIONS = load_dataset(str(EXAMPLE)).split("test")
@@ -121,7 +122,7 @@ def test_training_filters_judges_and_environments_use_the_same_score() -> None:
     right = [True] * 4 + [False] * 6
     settings = RewardConfig(f1_weight=1, format_bonus=0)
     assert [outcome_reward(each, settings) for each in played] == [float(each) for each in right]
-    kept = filter_trajectories(played, None, min_f1=0.5, threshold=0, keep=1).kept
+    kept = filter_trajectories(played, None, rules=SampleRules(min_f1=0.5), threshold=0).kept
     assert [each.question.id for each in kept] == ["1", "2", "3", "4"]
     verdicts = [judge(each)[-1] for each in played]
     assert [verdict is not None and verdict.fault is None for verdict in verdicts] == right

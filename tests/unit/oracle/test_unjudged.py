@@ -27,6 +27,7 @@ from stepladder.train.grpo.credit.base import Evidence
 from stepladder.train.grpo.credit.credit_group import credit_group
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.rft.filters import filter_trajectories
+from stepladder.train.transcripts.sample_checks import SampleRules
 from tests.support.sampled_steps import AGENT, GOOD, OTHER, Sampled
 from tests.support.samples import QUESTION, WordRetriever
 
@@ -84,7 +85,9 @@ def test_no_step_advantage_and_no_part_of_the_baseline() -> None:
 
 def test_no_threshold_applies() -> None:
     right, wrong = episode("a", "b", "Velm"), episode("c", "d", "Velm")
-    result = filter_trajectories([right, wrong], [(1, None, None), (1, None, -1)], min_f1=1.0, threshold=0.5, keep=2)
+    result = filter_trajectories(
+        [right, wrong], [(1, None, None), (1, None, -1)], rules=SampleRules(keep=2), threshold=0.5
+    )
     assert result.rejected_by == ["", "good_steps"]
     assert result.first_bad_step == {3: 1}
 

@@ -50,8 +50,8 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert {str(path.relative_to(ROOT)): lines(path) for path in SOURCES if lines(path) > 400} == {}
 
 
-def test_the_source_is_at_most_63000_lines() -> None:
-    assert sum(map(lines, SOURCES)) <= 63_000
+def test_the_source_is_at_most_66000_lines() -> None:
+    assert sum(map(lines, SOURCES)) <= 66_000
 
 
 def test_every_test_is_in_the_folder_of_its_kind() -> None:

@@ -172,6 +172,26 @@ def test_of_the_samples_right_different_ones_are_kept() -> None:
     assert made.dropped == {"duplicate": 1, "surplus": 1, "malformed": 2, "not_retrieved": 1}
 
 
+def test_samples_follow_the_rules() -> None:
+    engine = Hot("<step>Ask.</step><subquery>Orm Tower</subquery>", "<step>Read.</step><subanswer>A</subanswer>", RIGHT)
+    config = SFTConfig(source="bootstrap", num_generations=1, supported=True)
+    assert sampled(engine, make_agent("prorag"), QUESTION, config, WordRetriever()).dropped == {"not_supported": 1}
+    right = ["<step>Hm.</step><answer>Velm</answer>", *["<step>Hm.</step><answer>Oss</answer>"] * 3]
+    for rules, reason in (({"least_solved": 0.5}, "rarely_solved"), ({"most_solved": 0.1}, "often_solved")):
+        config = SFTConfig(source="bootstrap", num_generations=4, **rules)
+        assert sampled(Hot(*right), make_agent("cot"), PLAIN, config).dropped == {reason: 1, "not_retrieved": 3}
+
+
+def test_a_model_that_does_not_know_the_format_samples_under_its_grammar() -> None:
+    engine = Hot("<step>Hm.</step><answer>Velm</answer>")
+    config = SFTConfig(source="bootstrap", num_generations=1, format="constrained")
+    assert len(sampled(engine, make_agent("cot"), PLAIN, config).kept) == 1
+    (request,) = engine.asked
+    assert request.grammar is not None
+    assert request.context[0].text.startswith(FewShot(make_agent("cot")).demonstrations), "written in the format"
+    sampled(Hot("<step>Hm.</step><answer>Velm</answer>"), make_agent("cot"), PLAIN, SFTConfig(source="bootstrap"))
+
+
 def test_an_answer_may_be_right_by_its_f1() -> None:
     engine = Hot("<answer>Velm on Oss</answer>")
     made = sampled(engine, make_agent("direct"), PLAIN, SFTConfig(source="bootstrap", num_generations=1, min_f1=0.5))

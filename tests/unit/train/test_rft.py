@@ -35,6 +35,7 @@ from stepladder.train.rft.trainer import TrainingReport, train_rft
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
 from stepladder.train.transcripts import sampled_episodes as sampling
+from stepladder.train.transcripts.sample_checks import SampleRules
 from tests.support.sampled_answers import by_seed, sample
 from tests.support.samples import QUESTION
 from tests.support.training_runs import same_weights, weights
@@ -56,7 +57,8 @@ def played(answer: str | None, words: str = "", question: Question = QUESTION) -
 def sifted(
     trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None = None, **changes: Any
 ) -> FilterResult:
-    return filter_trajectories(trajectories, scores, **{"min_f1": 1.0, "threshold": 0.0, "keep": 2, **changes})
+    threshold = changes.pop("threshold", 0.0)
+    return filter_trajectories(trajectories, scores, rules=SampleRules(**{"keep": 2, **changes}), threshold=threshold)
 
 
 def test_every_filter_takes_its_own_and_the_counts_tell_how_many_were_left() -> None:
@@ -76,7 +78,8 @@ def test_every_filter_takes_its_own_and_the_counts_tell_how_many_were_left() -> 
     assert found.kept == [trajectory for trajectory, _, failed in rows if not failed], "in their order"
     assert found.solved == {QUESTION.id, "q2"}
     assert found.passed() == {
-        "sampled": 9, "answered": 8, "right_answer": 7, "good_steps": 6, "distinct": 4, "kept": 3,
+        "sampled": 9, "answered": 8, "right_answer": 7, "solved_share": 7, "supported": 7,
+        "good_steps": 6, "distinct": 4, "kept": 3,
     }  # fmt: skip
 
 
@@ -125,7 +128,7 @@ def test_an_exact_match_always_counts() -> None:
         (
             played("Velm"),
             (1, 1, -1),
-            r"'good_steps' .*right_answer 2, good_steps 0.*at 0\.5 or above: lower the thresh",
+            r"'good_steps' .*right_answer 2, .*good_steps 0.*at 0\.5 or above: lower the thresh",
         ),
     ],
 )

@@ -58,6 +58,8 @@ def check_rft(settings: RFTConfig, context: RunContext) -> None:
 _LEFT = {
     "answered": "answered",
     "right_answer": "with a right answer",
+    "solved_share": "of questions of the wanted difficulty",
+    "supported": "supported by passages",
     "good_steps": "with good steps only",
     "distinct": "distinct",
     "kept": "kept",
@@ -66,7 +68,8 @@ _LEFT = {
 
 def summarize(numbers: Numbers) -> StageSummary:
     """What each filter left, and where rejected episodes went wrong first."""
-    left = "".join(f" -> {numbers[name]:,} {_LEFT[name]}" for name in FILTERS)
+    unused = {name for name in ("solved_share", "supported") if numbers.get(name) in (None, numbers["right_answer"])}
+    left = "".join(f" -> {numbers[name]:,} {_LEFT[name]}" for name in FILTERS if name not in unused)
     first_bad = {f"step {step}": count for step, count in numbers["first_bad_step"].items()}
     return (
         f"{numbers['sampled']:,} episodes of {numbers['questions']:,} questions sampled, "

@@ -46,6 +46,10 @@ def check_sft(settings: SFTConfig, context: RunContext) -> None:
     context.check_index()
     if settings.source == "gold":
         check_gold(context, questions)
+    if settings.source == "bootstrap" and settings.format == "constrained":
+        from stepladder.engines.transformers.constrained import import_llguidance
+
+        import_llguidance()
 
 
 def questions_used(stage: FinishedStage) -> Iterable[str]:

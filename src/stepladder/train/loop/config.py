@@ -159,3 +159,24 @@ class TranscriptTrainingConfig(PolicyTrainingConfig):
 
     #: Loss weights of policy tokens that are part of a tag; all other policy tokens weigh 1.
     tag_weights: dict[Annotated[str, MinLen(1)], PositiveFloat] = TAG_WEIGHTS
+    #: Samples: keep a transcript only if its answer and its sub-answers occur in the passages found before them.
+    supported: bool = False
+    #: Samples: keep transcripts of a question only if at least, and at most, this share of its samples is right. One of
+    #: many may be luck; a question that is always answered right has little left to teach.
+    least_solved: Annotated[float, Field(ge=0, le=1)] = 0.0
+    most_solved: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    def inert(self) -> frozenset[str]:
+        """The rules for samples, unless they are set."""
+        rules = ("supported", "least_solved", "most_solved")
+        return super().inert() | {
+            name for name in rules if getattr(self, name) == type(self).model_fields[name].default
+        }
+
+    @model_validator(mode="after")
+    def _some_share(self) -> Self:
+        if self.least_solved > self.most_solved:
+            raise ValueError(
+                f"expected least_solved <= most_solved, found {self.least_solved:g} and {self.most_solved:g}"
+            )
+        return self

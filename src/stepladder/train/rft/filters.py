@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from stepladder.core.answer_metrics import score
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Trajectory
+from stepladder.train.transcripts.sample_checks import SampleRules, is_right, is_supported, solved_shares
 
 #: The filters in order; what passes all of them is kept.
-FILTERS = ("answered", "right_answer", "good_steps", "distinct", "kept")
+FILTERS = ("answered", "right_answer", "solved_share", "supported", "good_steps", "distinct", "kept")
 
 
 @dataclass(slots=True)
@@ -50,6 +51,9 @@ class FilterResult:
             "answered": "the policy reaches no answer: train sft longer, or raise episode.max_steps",
             "right_answer": "the policy answers none of these questions: use a higher num_generations, more questions, "
             "a lower min_f1, or a better policy",
+            "solved_share": "no question with right answers is between least_solved and most_solved: widen them",
+            "supported": "no right answer occurs, with its sub-answers, in the passages found: set supported to false, "
+            "or use a higher num_generations",
             "good_steps": f"no transcript with a correct answer has all scores at {threshold} or above: lower the "
             "threshold, set it to null to use no PRM, or train a better one",
         }
@@ -62,28 +66,32 @@ def filter_trajectories(
     trajectories: Sequence[Trajectory],
     scores: Sequence[Sequence[float | None]] | None,
     *,
-    min_f1: float,
+    rules: SampleRules,
     threshold: float,
-    keep: int,
 ) -> FilterResult:
-    """Keep correct answers reached by good steps: the first `keep` distinct ones per question.
+    """Keep correct answers that follow the rules, reached by good steps: the first `keep` distinct ones per question.
 
     `scores`: for each trajectory one per step; a step that is not judged has None and is not bad. Without scores, steps
     are not filtered.
     """
     result = FilterResult()
     known: dict[str, set[tuple[str, ...]]] = {}
+    shares = solved_shares(trajectories, rules.min_f1)
     for number, trajectory in enumerate(trajectories):
         own = () if scores is None else scores[number]
         bad = [step for step, each in enumerate(own) if each is not None and each < threshold]
-        wrong = _wrong(trajectory, min_f1)
-        if not wrong:
+        rejected_by = _wrong(trajectory, rules.min_f1)
+        if not rejected_by:
             result.solved.add(trajectory.question.id)
-        rejected_by = wrong or ("good_steps" if bad else "")
+            if not rules.fits(shares[trajectory.question.id]):
+                rejected_by = "solved_share"
+            elif rules.supported and not is_supported(trajectory):
+                rejected_by = "supported"
+        rejected_by = rejected_by or ("good_steps" if bad else "")
         if rejected_by:
             _record_failure(result, trajectory, bad)
         else:
-            rejected_by = _surplus(trajectory, known.setdefault(trajectory.question.id, set()), keep)
+            rejected_by = _surplus(trajectory, known.setdefault(trajectory.question.id, set()), rules.keep)
         if not rejected_by:
             result.kept.append(trajectory)
         result.rejected_by.append(rejected_by)
@@ -94,7 +102,7 @@ def _wrong(trajectory: Trajectory, min_f1: float) -> str:
     row = score(trajectory)
     if row.prediction is None or not trajectory.is_strict:  # text outside the format is not imitated
         return "answered"
-    return "" if row.em == 1 or row.f1 >= min_f1 else "right_answer"
+    return "" if is_right(trajectory, min_f1) else "right_answer"
 
 
 def _surplus(trajectory: Trajectory, known: set[tuple[str, ...]], keep: int) -> str:

@@ -36,6 +36,7 @@ from stepladder.train.loop.training_loop import TrainingReport
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FilterResult, filter_trajectories
 from stepladder.train.transcripts.fine_tune import fine_tune
+from stepladder.train.transcripts.sample_checks import SampleRules
 from stepladder.train.transcripts.sampled_episodes import policy_episodes, token_counts
 from stepladder.train.transcripts.tokenized import expect_token_ids
 
@@ -105,9 +106,7 @@ def train_rft(
 
             with session.compute.autocast:
                 scores = session.compute.processes.map(samples, grade)
-        result = filter_trajectories(
-            samples, scores, min_f1=config.min_f1, threshold=config.threshold or 0.0, keep=config.keep
-        )
+        result = filter_trajectories(samples, scores, rules=SampleRules.of(config), threshold=config.threshold or 0.0)
         with session.compute.processes.main_first():
             if session.compute.processes.is_main_process:
                 _write_samples(context.folder, samples, scores, result, failed)

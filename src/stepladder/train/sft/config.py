@@ -39,7 +39,9 @@ class SFTConfig(TranscriptTrainingConfig):
     keep: PositiveInt = 1
     #: Teacher, bootstrap and trees: minimum F1 of a correct answer.
     min_f1: Annotated[float, Field(gt=0, le=1)] = 1.0
-
+    #: Bootstrap: how the model is played while it samples. `constrained`: decoding follows the agent's grammar, so that
+    #: a model that was never trained on the format keeps it. `strict`: text outside the format ends an episode.
+    format: Literal["constrained", "strict"] = "strict"
     #: Trees: train on text of a model behind a server, whose token ids are unknown: it is encoded with this model's
     #: tokenizer.
     reencode: bool = False
@@ -54,7 +56,9 @@ class SFTConfig(TranscriptTrainingConfig):
         """Settings of other sources."""
         names = [] if self.source == "teacher" else [name for name in type(self).model_fields if "teacher_" in name]
         if self.source in ("gold", "mined", "trees"):
-            names += ["num_generations", "temperature", "keep"]
+            names += ["num_generations", "temperature", "keep", "supported", "least_solved", "most_solved"]
+        if self.source != "bootstrap":
+            names.append("format")
         if self.source in ("gold", "mined"):
             names.append("min_f1")
         names += ["questions", "balance"] if self.source == "trees" else ["reencode"]
@@ -69,8 +73,9 @@ class SFTConfig(TranscriptTrainingConfig):
         return {**super().unused(), **dict.fromkeys(names, reason)}
 
     def inert(self) -> frozenset[str]:
-        """`reencode` and a budget allow, and change nothing."""
-        return super().inert() | {"reencode", "teacher_budget", "teacher_prices"}
+        """`reencode` and a budget allow, and change nothing; and `format`, unless it is set."""
+        strict = {"format"} if self.format == "strict" else set()
+        return super().inert() | {"reencode", "teacher_budget", "teacher_prices"} | strict
 
     def check_price(self) -> None:
         """Raise an error early if the price of the teacher is needed and unknown."""

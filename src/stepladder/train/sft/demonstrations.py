@@ -37,6 +37,7 @@ from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.fewshot import FewShot
+from stepladder.train.transcripts.sample_checks import SampleRules, is_supported, solved_shares
 from stepladder.train.transcripts.sampled_episodes import episode_jobs
 from stepladder.train.transcripts.tokenized import expect_token_ids
 
@@ -150,21 +151,21 @@ def gold_demonstrations(
         no_known_answer=len(questions) - len(answerable), no_decomposition=len(answerable) - len(playable)
     )
     outcomes = driver.run(episode_jobs(agent, playable, config, 1, seed), watch)
-    return _filter(outcomes, dropped, min_f1=1.0, keep=1)
+    return _filter(outcomes, dropped, SampleRules())
 
 
 def tree_demonstrations(trees: Iterable[Tree], min_f1: float) -> Demonstrations:
     """The best branch of every tree, if its answer is correct."""
     branches = [tree.trajectory(best_branch(tree)[-1]) for tree in trees]
     outcomes = [Outcome(number, branch) for number, branch in enumerate(branches)]
-    return _filter(outcomes, Counter(), min_f1=min_f1, keep=1)
+    return _filter(outcomes, Counter(), SampleRules(min_f1))
 
 
 def sampled_demonstrations(
     engine: Engine, context: TrainingContext, config: SFTConfig, questions: Sequence[Question]
 ) -> Demonstrations:
     """Samples of a model with a few-shot prompt: up to `keep` distinct, correct transcripts per question."""
-    few_shot = FewShot(context.agent.playing(Play()))
+    few_shot = FewShot(context.agent.playing(Play.of(config.format)))
     playable = [question for question in questions if question.answers]
     dropped = Counter(no_known_answer=len(questions) - len(playable))
     episode = replace(context.episode, sampling=replace(context.episode.sampling, temperature=config.temperature))
@@ -173,25 +174,31 @@ def sampled_demonstrations(
         replace(outcome, value=few_shot.strip(outcome.value)) if outcome.value is not None else outcome
         for outcome in Driver(engine, context.retriever).run(jobs, context.watch)
     ]
-    return _filter(outcomes, dropped, min_f1=config.min_f1, keep=config.keep)
+    return _filter(outcomes, dropped, SampleRules.of(config))
 
 
-def _filter(
-    outcomes: Sequence[Outcome[Trajectory]], dropped: Counter[str], *, min_f1: float, keep: int
-) -> Demonstrations:
-    """Keep correct answers, distinct ones, and at most `keep` per question."""
+def _filter(outcomes: Sequence[Outcome[Trajectory]], dropped: Counter[str], rules: SampleRules) -> Demonstrations:
+    """Keep correct answers that follow the rules, distinct ones, and at most `keep` per question."""
     kept: dict[str, list[Trajectory]] = {}
     failures: list[str] = []
+    shares = solved_shares([each.value for each in outcomes if each.value is not None], rules.min_f1)
     for outcome in outcomes:
         if outcome.failure is not None:
             failures.append(outcome.failure.reason)
-        reason = _wrong(outcome, min_f1)
+        reason = _wrong(outcome, rules.min_f1)
+        if reason is None:
+            assert outcome.value is not None
+            share = shares[outcome.value.question.id]
+            if not rules.fits(share):
+                reason = "rarely_solved" if share < rules.least_solved else "often_solved"
+            elif rules.supported and not is_supported(outcome.value):
+                reason = "not_supported"
         if reason is None:
             assert outcome.value is not None
             same = kept.setdefault(outcome.value.question.id, [])
             if any(_texts(other) == _texts(outcome.value) for other in same):
                 reason = "duplicate"
-            elif len(same) >= keep:
+            elif len(same) >= rules.keep:
                 reason = "surplus"
             else:
                 same.append(outcome.value)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from stepladder.agents import Play
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.yaml_tables import read_table
@@ -49,7 +50,7 @@ class FewShot:
     """An agent with demonstrations before its prompt."""
 
     def __init__(self, agent: Agent) -> None:
-        self.demonstrations = demonstrations(agent)
+        self.demonstrations = demonstrations(agent.playing(Play()))  # the oracle's text is always in the format
         #: A copy of the agent that shows them.
         self.agent = copy(agent)
         vars(self.agent)["render"] = partial(self._render, agent)
