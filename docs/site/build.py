@@ -31,7 +31,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "recipes/README.md": "recipes.md",
-    "benchmarks/results/README.md": "benchmarks/index.md",
+    "benchmarks/results/README.md": "benchmarks/records.md",
     "benchmarks/results/first-error.md": "benchmarks/first-error.md",
     "benchmarks/results/tree-concurrency.md": "benchmarks/tree-concurrency.md",
     "benchmarks/results/zero-shot-1.5b.md": "benchmarks/zero-shot-1.5b.md",
@@ -42,6 +42,7 @@ OUTSIDE = {
 }
 #: A link whose text is the name of a page.
 _NAMED = re.compile(r"\[[\w-]+\.md\](?=\(([^)\s#]+\.md))")
+_INTERVAL = re.compile(r"[-+]?\d[\d.,%]* \[[-+\d.]+, [-+\d.]+\]")
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
@@ -51,7 +52,22 @@ def staged_pages() -> dict[str, str]:
     sources = {f"docs/{path}": path for path in found} | OUTSIDE
     texts = {source: (ROOT / source).read_text("utf-8") for source in sources}
     pages = {site: relink(titled(texts[source], source, texts), source, sources) for source, site in sources.items()}
-    return pages | api_reference.pages()
+    return {site: unbroken(text) for site, text in (pages | api_reference.pages()).items()}
+
+
+def unbroken(text: str) -> str:
+    """The text of a page with intervals in tables that stay in one line.
+
+    >>> unbroken("| 0.5 [0.4, 0.6] |") == "| 0.5\\u00a0[0.4,\\u00a00.6] |"
+    True
+    >>> unbroken("F1 is 0.5 [0.4, 0.6].")
+    'F1 is 0.5 [0.4, 0.6].'
+    """
+    lines = (
+        _INTERVAL.sub(lambda found: found[0].replace(" ", "\u00a0"), line) if line.startswith("|") else line
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
 
 
 def titled(text: str, source: str, texts: Mapping[str, str]) -> str:
