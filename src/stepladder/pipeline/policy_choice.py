@@ -6,6 +6,7 @@ cannot be compared. Therefore the policies of a run with several of them are eva
 dev questions (`score_policies`), in the folder `dev` of each stage. Scores of the test split are never used.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,9 @@ from stepladder.pipeline.stage import POLICY
 from stepladder.train.loop.config import selection_questions
 
 #: The folder of a stage with the evaluation of its policy on the run's dev questions.
-_DEV = "dev"
+DEV = "dev"
+#: The kind of stage that decides which policy is kept.
+_ACCEPT = "accept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,14 @@ def choose_policy(run: RunFolder, stage: str | None = None) -> PolicyChoice:
         raise StepladderError(f"the run {run.path} has no policy yet: finish a training stage, or give a --model")
     if stage is not None and stage not in stages:
         raise unknown_name(f"stage of {run.path} with a policy:", stage, stages)
-    scores = {name: f1 for name in stages if (f1 := _dev_scores(run, name))}
+    scores = {name: f1 for name in stages if (f1 := dev_scores(run, name))}
     comparable = len(scores) == len(stages) and len({frozenset(f1) for f1 in scores.values()}) == 1
     means = {name: fmean(f1.values()) for name, f1 in scores.items()} if comparable else {}
-    chosen = stage or max(reversed(stages), key=lambda name: means.get(name, 0.0))
-    if len(stages) == 1:
+    decided = _accepted(run, stages)
+    chosen = stage or decided or max(reversed(stages), key=lambda name: means.get(name, 0.0))
+    if stage is None and decided is not None:
+        reason = f"kept by the comparison of {decided} on dev questions"
+    elif len(stages) == 1:
         reason = "the only one"
     elif means:
         others = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name != chosen)
@@ -77,6 +83,13 @@ def choose_policy(run: RunFolder, stage: str | None = None) -> PolicyChoice:
     return PolicyChoice(chosen, stages[chosen], reason, _regression(run, chosen))
 
 
+def _accepted(run: RunFolder, stages: Mapping[str, Path]) -> str | None:
+    """The newest stage with a policy, if it is an `accept`: what a run keeps is then decided."""
+    newest = list(stages)[-1]
+    record = run.done(newest)
+    return newest if record is not None and record.kind == _ACCEPT else None
+
+
 def regressions(run: RunFolder) -> dict[str, Regression]:
     """The stages that ended worse than they began, by name. Stages without dev scores are left out."""
     return {name: worse for name in run.outputs(POLICY) if (worse := _regression(run, name)) is not None}
@@ -84,8 +97,10 @@ def regressions(run: RunFolder) -> dict[str, Regression]:
 
 def _regression(run: RunFolder, stage: str) -> Regression | None:
     record = run.done(stage)
-    source = "" if record is None else record.inputs.get(POLICY, "")
-    ours, theirs = _dev_scores(run, stage), _dev_scores(run, source)
+    if record is None or record.kind == _ACCEPT:  # which may keep a policy for lack of evidence
+        return None
+    source = record.inputs.get(POLICY, "")
+    ours, theirs = dev_scores(run, stage), dev_scores(run, source)
     if not ours or ours.keys() != theirs.keys():
         return None
     comparison = paired_difference(list(ours.values()), [theirs[question] for question in ours])
@@ -101,13 +116,13 @@ def score_policies(run: RunFolder, recipe: Recipe, context: RunContext) -> None:
     if len(stages) < 2 or not count:
         return
     answerable = [question for question in context.split("dev") if question.answers]
-    questions = sample_questions(answerable, count, recipe.stage_seed(_DEV))
+    questions = sample_questions(answerable, count, recipe.stage_seed(DEV))
     for name, policy in stages.items():
-        if _dev_scores(run, name).keys() == {question.id for question in questions}:
+        if dev_scores(run, name).keys() == {question.id for question in questions}:
             continue
         limits = context.episode()
         result = evaluate_policy(context, str(policy), questions, limits, seed=recipe.seed, label=f"{name} dev")
-        result.save(run.path / name / _DEV, {"policy": str(policy), "split": "dev"}, overwrite=True)
+        result.save(run.path / name / DEV, {"policy": str(policy), "split": "dev"}, overwrite=True)
         found = interval_text(result.summary().metrics["f1"])
         context.console.print(f"{name}: dev F1 {found}, {len(questions):,} questions", highlight=False, markup=False)
 
@@ -117,7 +132,7 @@ def _dev_questions(recipe: Recipe) -> int:
     return max((selection_questions(stage.settings) for stage in recipe.stages), default=0)
 
 
-def _dev_scores(run: RunFolder, stage: str) -> dict[str, float]:
+def dev_scores(run: RunFolder, stage: str) -> dict[str, float]:
     """The dev F1 of a stage's policy by question id; empty if it was not evaluated."""
-    folder = run.path / stage / _DEV
+    folder = run.path / stage / DEV
     return {row.question_id: row.f1 for row in load_scores(folder)} if folder.is_dir() else {}

@@ -137,6 +137,7 @@ class WorkModel:
         """From the second policy on, the policies of a run are compared on the same dev questions."""
         self._policies += 1
         questions = max(selection_questions(stage.settings) for stage in self.recipe.stages)
+        questions = min(questions, self.recipe.shared.data.holdout or questions)
         compared = {1: 0, 2: 2}.get(self._policies, 1)
         if not questions or not compared:
             return ()
@@ -169,6 +170,9 @@ class WorkModel:
             return (), times
         played = self._episodes("dev", questions * scored, by="trainer", at_once=questions)
         return (replace(played, resets=scored - 1),), times
+
+    def _accept(self, _: Stage) -> StageWork:
+        return StageWork(notes=("its dev evaluations are counted in the stages that train",))
 
     def _eval(self, stage: Stage) -> StageWork:
         settings: Any = stage.settings
