@@ -17,6 +17,7 @@ from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from stepladder.core.config import Config, union_members
+from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import _RecipeFile
 from stepladder.pipeline.stage import StageSpec
 from stepladder.pipeline.stages import STAGES, get_stage
@@ -31,6 +32,7 @@ STAGE_TITLES = {
     "prm": "a process reward model",
     "prm-eval": "an examination of the reward model",
     "rft": "rejection-sampling fine-tuning",
+    "accept": "the policy before or after a training stage, by dev questions",
     "dpo": "direct preference optimization",
     "grpo": "reinforcement learning",
     "eval": "scores on a split",
@@ -44,7 +46,9 @@ _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 def pages() -> dict[str, str]:
     """Markdown by the path of its page."""
     if missing := set(STAGES) ^ set(STAGE_TITLES):
-        raise SystemExit(f"docs/site/recipe_reference.py: no line, or one too many, for {', '.join(sorted(missing))}")
+        raise StepladderError(
+            f"docs/site/recipe_reference.py: no line, or one too many, for {', '.join(sorted(missing))}"
+        )
     found = {"reference/recipe.md": _recipe_page()}
     for kind in STAGE_TITLES:
         found[f"reference/stages/{kind}.md"] = _stage_page(kind, get_stage(kind))
