@@ -1,6 +1,7 @@
 """A real browser for tests of web pages: Debian's Chromium, driven by Playwright. No browser is ever downloaded."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -51,3 +52,11 @@ def opened(browser: "Browser", url: str, **settings: Any) -> Iterator["Page"]:
     yield page
     context.close()
     assert problems == []
+
+
+def wait_until(page: "Page", expression: str, seconds: float = 20.0) -> None:
+    """Wait until an expression is true. Playwright's own `wait_for_function` needs `eval`, which pages do not allow."""
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"not true after {seconds:g} s: {expression}"
+        page.wait_for_timeout(50)

@@ -32,7 +32,7 @@ def add_run_page(site: Site, watch: RunWatch, curves: CurveLibrary, seconds: flo
             state, version = watch.state(name)
             if version != seen_state:
                 seen_state = version
-                yield "part", {"id": "state", "html": site.part("run_state.html", "run_state", state)}
+                yield "part", {"id": "state", "html": site.part("run_state.html", "run_state", state, SECTIONS)}
             if not state.is_readable:
                 return
             folder = watch.runs.folder(name)
