@@ -4,6 +4,7 @@ In: `stepladder.__all__`. Out: Markdown with a directive per name. A name that n
 """
 
 import stepladder
+from stepladder.core.errors import StepladderError
 
 #: Pages of the reference: path, title, introduction, names.
 _PAGES = (
@@ -62,7 +63,9 @@ def pages() -> dict[str, str]:
     modules = {name: module for module, names in stepladder._PUBLIC.items() for name in names}
     listed = [name for *_, names in _PAGES for name in names]
     if missing := set(modules) ^ set(listed):
-        raise SystemExit(f"docs/site/api_reference.py: no topic, or no public name, for {', '.join(sorted(missing))}")
+        raise StepladderError(
+            f"docs/site/api_reference.py: no topic, or no public name, for {', '.join(sorted(missing))}"
+        )
     found = {}
     for path, title, introduction, names in _PAGES:
         lines = [f"# {title}\n", f"{introduction} All names can be imported from `stepladder`.\n"]

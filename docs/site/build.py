@@ -152,12 +152,14 @@ def main() -> None:
     """Write the reference, or check it and stage the site."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", action="store_true", help="write docs/reference anew, and nothing else")
-    if parser.parse_args().reference:
-        write_reference()
-        return
-    if stale := stale_reference():
-        raise SystemExit(f"{', '.join(stale)}: the code has changed. Run: python docs/site/build.py --reference")
     try:
+        if parser.parse_args().reference:
+            write_reference()
+            return
+        if stale := stale_reference():
+            raise StepladderError(
+                f"{', '.join(stale)}: the code has changed. Run: python docs/site/build.py --reference"
+            )
         write(staged_pages())
     except StepladderError as error:
         raise SystemExit(str(error)) from None
