@@ -1,4 +1,4 @@
-"""`stepladder serve` as a process of its own, for benchmarks and checks. Needs no test library."""
+"""Servers as processes of their own, for benchmarks and checks. Needs no test library."""
 
 import re
 import subprocess
@@ -11,7 +11,20 @@ from contextlib import contextmanager
 @contextmanager
 def serve_process(index: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Serve an index on a free port: the server's URL, and its process."""
-    command = [sys.executable, "-m", "stepladder", "serve", index, "--port", "0", *options]
+    with _process("serve", index, *options) as server:
+        yield server
+
+
+@contextmanager
+def studio_process(runs: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A studio on a free port: its URL, and its process."""
+    with _process("studio", runs, *options) as server:
+        yield server
+
+
+@contextmanager
+def _process(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "stepladder", *arguments, "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -11,6 +11,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.pipeline.run_folder import claim
 from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.studio.run_library import RunLibrary
+from stepladder.serve.studio.watch import run_watch
 from stepladder.serve.studio.watch.run_state import RunState, State
 from stepladder.serve.studio.watch.run_watch import RunWatch
 from tests.support.made_runs import MadeRun, add_trees, grown_trees, made_run, write_curves
@@ -131,6 +132,16 @@ def test_new_runs_are_found_and_removed_ones_forgotten(tmp_path: Path) -> None:
     assert sorted(state.name for state, _ in watch.states()) == ["one", "study/arm/seed0"]
     (tmp_path / "one" / "run.json").unlink()
     assert [state.name for state, _ in watch.states()] == ["study/arm/seed0"]
+
+
+def test_of_very_many_runs_the_first_are_shown_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        MadeRun(tmp_path / f"run{number}")
+    monkeypatch.setattr(run_watch, "_FIRST_LOOK", -1)
+    watch = RunWatch(RunLibrary(tmp_path), 0)
+    assert {state.state for state, _ in watch.states()} == {State.UNREAD}
+    monkeypatch.setattr(run_watch, "_FIRST_LOOK", 60)
+    assert {state.state for state, _ in watch.states()} == {State.INTERRUPTED}
 
 
 def test_a_library_is_a_folder_of_runs_or_one_run(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ site.py has what all pages share; each file in pages/ is one page and says which
 browsers, and JSON, {"detail": "..."}, for everybody else.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Unpack
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 
 from stepladder.serve.http.api import ServerAPI
 from stepladder.serve.http.gate import Gate
@@ -48,11 +50,14 @@ def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = Tru
     """The server as an ASGI application. `local`: only this machine can connect."""
     # Requests to a studio that everybody can reach may not make it read paths or call servers.
     policies = LoadedPolicies(runs, config, trusted=local or config.token is not None)
+    watch = RunWatch(runs, config.refresh_seconds)
     metrics = Metrics("page_seconds", "Seconds to answer a request of the page of all runs.", (0.01, 0.1, 0.5, 1, 5))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        first_look = asyncio.create_task(run_in_threadpool(watch.states))  # before the first page is opened
         yield
+        first_look.cancel()
         await policies.close()
 
     api = ServerAPI(
@@ -66,7 +71,6 @@ def make_studio_app(runs: RunLibrary, config: StudioConfig, *, local: bool = Tru
     )
     api.main_path = "/"
     site = Site(api, "Stepladder studio")
-    watch = RunWatch(runs, config.refresh_seconds)
     add_runs_page(site, watch, config.refresh_seconds)
     add_pairs_page(site, runs)
     add_playground_page(site, policies)

@@ -46,6 +46,7 @@ class State(StrEnum):
     PENDING = "pending"
     DAMAGED = "damaged"
     OTHER_VERSION = "other version"
+    UNREAD = "not read yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class RunState:
     @property
     def is_readable(self) -> bool:
         """Whether anything but its name is known."""
-        return self.state not in (State.DAMAGED, State.OTHER_VERSION)
+        return self.state not in (State.DAMAGED, State.OTHER_VERSION, State.UNREAD)
 
     @property
     def done(self) -> int:

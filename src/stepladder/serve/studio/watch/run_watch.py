@@ -22,6 +22,9 @@ from stepladder.train.grpo.monitors import ALARMS
 _RUN_FILES = ("run.json", "recipe.yaml", "failure.json")
 _STAGE_FILES = ("stage.json", "started.json", CURVES, ALARMS, FILE)
 
+#: Seconds for runs that have not been read before: of a thousand runs, a page shows the first ones at once.
+_FIRST_LOOK = 0.4
+
 Signature = tuple[object, ...]
 
 
@@ -85,12 +88,21 @@ class RunWatch:
         self._looked = -seconds
 
     def states(self) -> list[tuple[RunState, int]]:
-        """The states of all runs, each with a number that grows when it changes: running ones first, then newest."""
+        """The states of all runs, each with a number that grows when it changes: running ones first, then newest.
+
+        Some may be `UNREAD` at first.
+        """
         with self._lock:
             if monotonic() - self._looked >= self._seconds:
                 names = self.runs.names()
                 self._watched = {name: self._watch(name) for name in names}
-                self._states = [(each.state(), each.version) for each in self._watched.values()]
+                until = monotonic() + _FIRST_LOOK
+                self._states = [
+                    (each.state(), each.version)
+                    if each.version or monotonic() < until
+                    else (RunState(each.name, State.UNREAD), 0)
+                    for each in self._watched.values()
+                ]
                 self._looked = monotonic()
             found = self._states
         return sorted(found, key=lambda one: (one[0].state is not State.RUNNING, -one[0].started, one[0].name))
