@@ -31,7 +31,7 @@ RUN_VERSION = 2
 _VERSION_KEY = "stepladder_run"
 _RECIPE, _RUN, _LOCK, _FAILURE = "recipe.yaml", "run.json", ".lock", "failure.json"
 _DONE, _STARTED = "stage.json", "started.json"
-#: Attempts to lock a run, and seconds between them: whoever looks at a run holds the lock for a moment.
+#: Attempts to lock a run, and seconds between them: a program that only looks at a run locks it for a moment.
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 5, 0.05
 _OUTDATED = ".outdated"
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,17 @@ def test_growing_trees_are_events(tmp_path: Path) -> None:
             assert next(totals) == 2
             add_trees(folder, grown_trees(1, first=2))
             assert next(total for total in totals if total > 2) == 3
+
+
+def test_a_run_that_is_deleted_while_it_is_watched_is_told(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", trees=1)
+    made_run(tmp_path / "other", trees=1)
+    with running_studio(tmp_path) as studio, studio.client.stream("GET", "/runs/run/events", timeout=20) as response:
+        lines = response.iter_lines()
+        assert next(lines) == "event: part"
+        shutil.rmtree(run.path)
+        assert "event: problem" in lines
+        assert "there is no run 'run'" in next(lines)
 
 
 def test_what_documents_say_is_shown_as_text(tmp_path: Path) -> None:

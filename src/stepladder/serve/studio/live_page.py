@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import Request
 from starlette.concurrency import iterate_in_threadpool
 
+from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.http.server_sent_events import HEARTBEAT, EventStream, sse_event
 from stepladder.serve.studio.site import Site
 
@@ -24,15 +25,23 @@ News = tuple[str, Any]
 
 
 def live_events(request: Request, site: Site, look: Callable[[], Iterable[News]], seconds: float) -> EventStream:
-    """Call `look` in a thread every so many seconds, and send each of its news as soon as it is there."""
+    """Call `look` in a thread every so many seconds, and send each of its news as soon as it is there.
+
+    An `HTTPError` of a look, such as that of a run that was deleted meanwhile, is the event `problem`, once.
+    """
 
     async def events() -> AsyncGenerator[bytes, None]:
-        silent = 0.0
+        silent, problem = 0.0, ""
         while True:
             silent += seconds
-            async for name, data in iterate_in_threadpool(look()):
-                silent = 0.0
-                yield sse_event(data, name)
+            try:
+                async for name, data in iterate_in_threadpool(look()):
+                    silent, problem = 0.0, ""
+                    yield sse_event(data, name)
+            except HTTPError as error:
+                if error.detail != problem:
+                    problem = error.detail
+                    yield sse_event(problem, "problem")
             if silent >= _HEARTBEAT_SECONDS:
                 silent = 0.0
                 yield HEARTBEAT

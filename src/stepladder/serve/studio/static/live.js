@@ -13,6 +13,7 @@ export function listen(url, handlers = {}) {
     source = new EventSource(url);
     source.addEventListener("open", () => say("live", "on"));
     source.addEventListener("error", () => say("connection lost, trying again", "off"));
+    source.addEventListener("problem", (event) => say(JSON.parse(event.data), "off"));
     source.addEventListener("part", (event) => { replacePart(JSON.parse(event.data)); tick(); });
     for (const [name, handle] of Object.entries(handlers)) {
       source.addEventListener(name, (event) => handle(JSON.parse(event.data)));

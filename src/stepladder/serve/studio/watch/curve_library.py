@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from stepladder.core.errors import StepladderError
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.reporting.report.training_curves import CURVES
 from stepladder.serve.studio.watch.curve_file import CurveFile
@@ -27,7 +28,11 @@ class CurveLibrary:
 
     def changed(self, folder: Path, seen: dict[str, int]) -> Iterator[dict[str, Any]]:
         """The curves of a run that have changed. `seen`: what a page has, by stage, which is updated."""
-        for stage in RunFolder(folder).recipe().stages:
+        try:
+            stages = RunFolder(folder).recipe().stages
+        except (StepladderError, OSError):  # damaged, which its state says, or replaced at this moment
+            return
+        for stage in stages:
             path = folder / stage.name / CURVES
             if not path.is_file():
                 continue
