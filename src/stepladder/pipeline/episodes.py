@@ -81,7 +81,7 @@ def sampled_episodes(
 
     policy = task.inputs[POLICY]
     return policy_episodes(
-        replace(context.training(task, questions, dev=False), agent=context.agent_of(policy)),
+        replace(context.training(task, questions), agent=context.agent_of(policy)),
         lambda: open_driver(context, policy, folder=task.folder),
         questions,
         num_generations=num_generations,

@@ -348,20 +348,14 @@ class RunContext:
             raise StepladderError(str(error)) from error
 
     def training(
-        self,
-        task: "Task",
-        questions: Sequence[Question] | None = None,
-        *,
-        dev: bool = True,
-        dev_split: str = "dev",
-        search: bool = True,
+        self, task: "Task", questions: Sequence[Question] | None = None, *, dev: str | None = None, search: bool = True
     ) -> TrainingContext:
-        """The context of a trainer; `questions` defaults to the train split. Without `search` no index is opened."""
+        """For a trainer: `questions`, by default the train split; the split `dev` for evaluations; an index or none."""
         shared = self.settings
         return TrainingContext(
             self.agent,
             self.split("train") if questions is None else questions,
-            self.split(dev_split) if dev else (),
+            self.split(dev) if dev else (),
             self.retriever if search else None,
             self.episode(),
             task.folder,
@@ -371,7 +365,7 @@ class RunContext:
             shared.batch_size,
             report_to=shared.report_to,
             project=task.folder.absolute().parent.name,
-            dev_split=dev_split,
+            dev_split=dev or "dev",
         )
 
     def scorer(self, name: str, reward: str | None, **options: Any) -> StepScorer:

@@ -208,8 +208,8 @@ def test_shipped_recipes_can_be_read_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", shipped())
 def test_reward_models_learn_from_the_policys_own_episodes_and_are_examined_on_dev_questions(name: str) -> None:
     for stage in load_recipe(name).stages:
-        if isinstance(stage.settings, PRMConfig):  # pairs need two steps of one state
-            assert (stage.settings.episodes > 0) == (stage.settings.objective != "pairs")
+        if isinstance(stage.settings, PRMConfig):  # pairs and values need trees
+            assert (stage.settings.episodes > 0) == (stage.settings.objective not in ("pairs", "values"))
         if isinstance(stage.settings, PRMEvalConfig):
             assert stage.settings.split == "dev"
 

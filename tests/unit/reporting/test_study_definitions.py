@@ -280,7 +280,8 @@ def test_built_in_studies_fit_their_recipes_and_state_a_budget(name: str) -> Non
 
 
 def test_every_study_of_the_papers_is_known() -> None:
-    assert set(built_in_studies()) == {*OF_PAPERS, "data-efficiency", "rl-modes", "step-rewards", "warmup-epochs"}
+    others = {"data-efficiency", "qa-pairs", "rl-modes", "step-rewards", "warmup-epochs"}
+    assert set(built_in_studies()) == {*OF_PAPERS, *others}
 
 
 @pytest.mark.parametrize("name", OF_PAPERS)

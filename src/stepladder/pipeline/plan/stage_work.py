@@ -117,7 +117,8 @@ class WorkModel:
     def of(self, stage: Stage) -> StageWork:
         """The work of the next stage."""
         kind = stage.kind.replace("-", "_")
-        described: StageWork = getattr(self, f"_{kind}", lambda _: StageWork(notes=("not estimated",)))(stage)
+        unknown = "its dev evaluations are counted in the stages that train" if kind == "accept" else "not estimated"
+        described: StageWork = getattr(self, f"_{kind}", lambda _: StageWork(notes=(unknown,)))(stage)
         if stage.kind in _POLICY_KINDS:
             described = replace(described, generations=(*described.generations, *self._comparison()))
         player = stage.inputs.get("policy")
@@ -130,8 +131,6 @@ class WorkModel:
             note = "played by a model behind a server: its tokens, without cached prefixes"
             return StageWork(calls=calls, call_tokens=written + read, notes=(*described.notes, note))
         return described
-
-    # --- episodes
 
     def _comparison(self) -> tuple[Generation, ...]:
         """From the second policy on, the policies of a run are compared on the same dev questions."""
@@ -171,9 +170,6 @@ class WorkModel:
         played = self._episodes("dev", questions * scored, by="trainer", at_once=questions)
         return (replace(played, resets=scored - 1),), times
 
-    def _accept(self, _: Stage) -> StageWork:
-        return StageWork(notes=("its dev evaluations are counted in the stages that train",))
-
     def _eval(self, stage: Stage) -> StageWork:
         settings: Any = stage.settings
         count = settings.limit or _SPLIT
@@ -198,8 +194,6 @@ class WorkModel:
             trees, nodes = self._trees_of(stage)
             scored += trees * nodes * self.profile.tokens / 2
         return StageWork((self._episodes("episodes", count),), scored=scored)
-
-    # --- trees
 
     def _explore(self, stage: Stage) -> StageWork:
         settings: Any = stage.settings
@@ -269,8 +263,6 @@ class WorkModel:
     def _pairs_file(self, stage: Stage) -> StageWork:
         self.outputs.pairs[stage.name] = _SPLIT
         return StageWork(notes=(f"the file is assumed to have {_SPLIT:,} pairs",))
-
-    # --- training
 
     def _fine_tuning(self, settings: Any, transcripts: float, low: float, high: float) -> tuple[Training, Any]:
         profile = self.profile
@@ -384,11 +376,11 @@ class WorkModel:
         dev = tuple(replace(each, resets=0) for each in dev)  # it keeps the engine's memory
         rollouts = self._episodes("rollouts", episodes, by="trainer", at_once=settings.batch_size)
         rollouts = replace(rollouts, low=rollouts.low / sampled, high=rollouts.high * most / sampled)
-        tokens = used * updates * settings.batch_size * profile.tokens
         extra = (1.0 if settings.beta else 0.03) + (1.0 if settings.num_iterations > 1 else 0.0)
         every = min(settings.eval_steps or 5, 5)
+        trained = used * updates * settings.batch_size
         training = Training(
-            tokens, tokens * profile.written / profile.tokens, updates, settings.batch_size, profile.context,
+            trained * profile.tokens, trained * profile.written, updates, settings.batch_size, profile.context,
             profile.longest, extra_forward=extra, saves=math.ceil(updates / every), low=0.7, high=1.2,
         )  # fmt: skip
         # For the likelihood of answers every state is read, on average half an episode.
@@ -396,10 +388,10 @@ class WorkModel:
         at_once = 2 * continued * settings.batch_size
         more = self._episodes("continuations", continued * episodes, by="trainer", at_once=at_once)
         generations = (rollouts, more, *dev) if continued else (rollouts, *dev)
-        note = f"{updates:,} updates of {settings.batch_size:,} episodes"
-        return StageWork(generations, training, share * episodes * profile.tokens, notes=(note,))
+        notes = (f"{updates:,} updates of {settings.batch_size:,} episodes",)
+        return StageWork(generations, training, share * episodes * profile.tokens, notes=notes)
 
     def _continued(self, settings: Any) -> float:
-        """How many episodes' worth GRPO plays on per episode: from every state but the first, on average half of it."""
+        """Episodes that GRPO plays on per episode: from every state but the first, on average half of one."""
         steps = max(self.profile.steps - 1, 0) if Need.CONTINUATIONS in settings.needs else 0
         return float(settings.num_continuations * steps / 2)

@@ -19,7 +19,7 @@ def run_dpo(settings: DPOStageConfig, context: RunContext, task: Task) -> StageR
     """Train on the pairs of an earlier stage; evaluate on the dev split."""
     from stepladder.train.dpo.trainer import train_dpo  # imports torch, transformers and trl
 
-    training = context.training(task, context.all_questions(), dev=bool(settings.dev_questions))
+    training = context.training(task, context.all_questions(), dev="dev" if settings.dev_questions else None)
     train, held_out, unmarked = input_pairs(task)
     report = train_dpo(task.inputs[POLICY], training, settings, train, held_out)
     return StageResult({**report.numbers, "excluded_marked": unmarked.excluded}, {POLICY: report.policy})

@@ -34,7 +34,7 @@ def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResu
     if settings.scores_steps:
         options = {"retokenize": settings.retokenize, "derived": settings.derived}
         scorer = context.scorer(settings.scorer, task.inputs.get(REWARD), **options)
-    training = context.training(task, dev=bool(settings.dev_questions), dev_split=settings.eval_split)
+    training = context.training(task, dev=settings.eval_split if settings.dev_questions else None)
     report = train_grpo(task.inputs[POLICY], training, settings, scorer)
     return StageResult(report.numbers, {POLICY: report.policy})
 

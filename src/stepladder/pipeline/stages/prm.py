@@ -68,14 +68,14 @@ def run_prm(settings: PRMStageConfig, context: RunContext, task: Task) -> StageR
 
     excluded = {}
     if settings.objective == "pairs":
-        training = context.training(task, context.all_questions(), dev=False, search=False)
+        training = context.training(task, context.all_questions(), search=False)
         train, held_out, unmarked = input_pairs(task)
         examples = pair_examples(settings, training, kept(train), kept(held_out))
         excluded = {"excluded_marked": unmarked.excluded}
     else:
         extended = bool(settings.chains or settings.episodes)
         questions = [each for each in context.split("train") if each.id not in left_out] if extended else ()
-        training = context.training(task, questions, dev=False, search=extended)
+        training = context.training(task, questions, search=extended)
         sample = partial(
             sampled_episodes, context, task, num_generations=settings.num_generations, temperature=settings.temperature
         )

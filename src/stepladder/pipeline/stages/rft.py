@@ -38,7 +38,7 @@ def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult
         sampler = Sampler(partial(context.engine, SERVER, folder=task.folder), context.agent_of(SERVER))
     elif context.settings.ray is not None:
         sampler = Sampler(partial(open_driver, context, task.inputs[POLICY]), context.agent)
-    training = context.training(task, dev=bool(settings.dev_questions))
+    training = context.training(task, dev="dev" if settings.dev_questions else None)
     report = train_rft(task.inputs[POLICY], training, settings, scorer, sampler)
     return StageResult(report.numbers, {POLICY: report.policy})
 

@@ -29,7 +29,7 @@ def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult
     questions = context.sft_questions()
     if settings.source == "gold":
         report_gold(context, questions, labels=True)
-    training = context.training(task, questions, dev=bool(settings.dev_questions))
+    training = context.training(task, questions, dev="dev" if settings.dev_questions else None)
     trees = Path(task.inputs[TREES]) if TREES in task.inputs else None
     report = train_sft(task.inputs[POLICY], training, settings, trees)
     return StageResult(report.numbers, {POLICY: report.policy})
