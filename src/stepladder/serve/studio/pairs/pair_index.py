@@ -81,10 +81,13 @@ class PairIndex:
     """The pairs of one folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads both files once."""
+        """Reads both files once. Equal pairs are listed once."""
         self.folder = folder
-        self.rows = [row for split, name in _FILES.items() for row in _rows(folder / name, split)]
-        self._by_id = {row.id: row for row in self.rows}
+        self._by_id: dict[str, PairRow] = {}
+        for split, name in _FILES.items():
+            for row in _rows(folder / name, split):
+                self._by_id.setdefault(row.id, row)
+        self.rows = list(self._by_id.values())
 
     def facets(self) -> dict[str, dict[str, int]]:
         """The values that pairs can be filtered by, and how many pairs have each."""

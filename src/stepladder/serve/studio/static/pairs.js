@@ -33,8 +33,8 @@ function start({ run, stage, folder }) {
   const names = ["kind", "judge", "gold", "split", "marks", "text"];
   let rows = [];
   let list = null;
-  let chosen = null;
-  let detail = null;
+  // The row of the pair that is shown; what is behind it is loaded.
+  let shown = null;
   let newest = 0;
 
   const parameters = (more = {}) => {
@@ -87,7 +87,9 @@ function start({ run, stage, folder }) {
   function showList(offset) {
     if (!offset) $("list").replaceChildren();
     $("list").append(...rows.slice(offset).map(item));
-    if (!rows.length) $("detail").replaceChildren(element("p", { class: "note" }, "No pair matches."));
+    if (rows.length) return;
+    shown = null;
+    $("detail").replaceChildren(element("p", { class: "note" }, "No pair matches."));
   }
 
   function item(row) {
@@ -106,62 +108,59 @@ function start({ run, stage, folder }) {
     );
   }
 
-  async function choose(id, focus = false) {
-    chosen = id;
+  /** Show a pair: at once what the list knows, so that it can be marked, and the rest when it is loaded. */
+  async function choose(id) {
+    const row = rows.find((each) => each.id === id);
+    if (!row) return;
+    shown = row;
     for (const each of $("list").children) each.setAttribute("aria-selected", String(each.id === `pair-${id}`));
-    if (!id) return;
-    const at = $(`pair-${id}`);
-    if (at) {
-      $("list").setAttribute("aria-activedescendant", at.id);
-      at.scrollIntoView({ block: "nearest" });
-    }
+    $("list").setAttribute("aria-activedescendant", `pair-${id}`);
+    $(`pair-${id}`).scrollIntoView({ block: "nearest" });
     history.replaceState(null, "", `${location.search}#${id}`);
+    const rest = element("div", { class: "rest" });
+    $("detail").replaceChildren(head(row), element("div", { id: "mark" }), rest);
+    showMark();
     try {
-      const found = await fetched(`/pairs/one.json?${new URLSearchParams({ run, stage, id })}`);
-      if (chosen !== id) return;
-      detail = found;
-      showDetail();
-      if (focus) $("detail").focus();
+      const detail = await fetched(`/pairs/one.json?${new URLSearchParams({ run, stage, id })}`);
+      const [better, worse] = detail.sides;
+      rest.replaceChildren(
+        element("h3", {}, "State"),
+        element("div", { class: "context" }, detail.context.map((segment) => passage(segment))),
+        element("div", { class: "sides" }, side(better, "chosen", detail.judge), side(worse, "rejected", detail.judge)),
+        judged(detail),
+      );
     } catch (error) {
-      if (chosen === id) $("detail").replaceChildren(element("p", { class: "notice", role: "alert" }, error.message));
+      rest.replaceChildren(element("p", { class: "notice", role: "alert" }, error.message));
     }
   }
 
-  function showDetail() {
-    const [better, worse] = detail.sides;
-    const at = rows.findIndex((row) => row.id === detail.id);
-    $("detail").replaceChildren(
+  function head(row) {
+    const at = rows.indexOf(row);
+    return element(
+      "div",
+      { class: "head" },
+      element("h2", {}, `Question ${row.question_id}`),
+      element("span", { class: "note" }, `${row.depth ? `after ${counted(row.depth, "step")}` : "first step"} · ${row.split}`),
       element(
-        "div",
-        { class: "head" },
-        element("h2", {}, `Question ${detail.question_id}`),
-        element("span", { class: "note" }, `${detail.depth ? `after ${counted(detail.depth, "step")}` : "first step"} · ${detail.split} · agent ${detail.agent}`),
-        element(
-          "span",
-          { class: "turns" },
-          element("button", { type: "button", disabled: at <= 0, title: "Previous pair (k)", onclick: () => move(-1) }, "↑"),
-          element("button", { type: "button", disabled: at < 0 || at >= list.matching - 1, title: "Next pair (j)", onclick: () => move(1) }, "↓"),
-        ),
+        "span",
+        { class: "turns" },
+        element("button", { type: "button", disabled: at <= 0, title: "Previous pair (k)", onclick: () => move(-1) }, "↑"),
+        element("button", { type: "button", disabled: at < 0 || at >= list.matching - 1, title: "Next pair (j)", onclick: () => move(1) }, "↓"),
       ),
-      markBox(),
-      element("h3", {}, "State"),
-      element("div", { class: "context" }, detail.context.map((segment) => passage(segment))),
-      element("div", { class: "sides" }, side(better, "chosen"), side(worse, "rejected")),
-      judged(),
     );
   }
 
   function passage({ author, text }) {
     const long = text.length > 900 || text.split("\n").length > 14;
-    const shown = element("pre", { class: "text" }, text.replace(/^\n+|\n+$/g, ""));
-    if (!long) return element("div", { class: `segment ${author}` }, element("span", { class: "label" }, author), shown);
-    const details = element("details", { class: `segment ${author}` }, element("summary", {}, `${author}, ${counted(text.length, "character")}`), shown);
+    const body = element("pre", { class: "text" }, text.replace(/^\n+|\n+$/g, ""));
+    if (!long) return element("div", { class: `segment ${author}` }, element("span", { class: "label" }, author), body);
+    const details = element("details", { class: `segment ${author}` }, element("summary", {}, `${author}, ${counted(text.length, "character")}`), body);
     if (author !== "prompt") details.open = true;
     return details;
   }
 
-  function side(data, name) {
-    const scores = data.scores.filter((each) => each.score !== null && each.name !== detail.judge);
+  function side(data, name, judge) {
+    const scores = data.scores.filter((each) => each.score !== null && each.name !== judge);
     return element(
       "section",
       { class: `side ${name}`, "aria-label": `${name} step` },
@@ -172,14 +171,14 @@ function start({ run, stage, folder }) {
       element(
         "dl",
         { class: "scores" },
-        data.value === null ? null : [element("dt", {}, `value (${detail.judge})`), element("dd", {}, data.value.toFixed(2))],
+        data.value === null ? null : [element("dt", {}, `value (${judge})`), element("dd", {}, data.value.toFixed(2))],
         scores.map((each) => [element("dt", { title: each.about }, each.name), element("dd", {}, each.score.toFixed(2))]),
         [element("dt", {}, "visits"), element("dd", {}, whole(data.visits))],
       ),
     );
   }
 
-  function judged() {
+  function judged(detail) {
     const margin = detail.margin === null ? "only the order is known" : `margin ${detail.margin.toFixed(2)}`;
     return element(
       "div",
@@ -189,9 +188,9 @@ function start({ run, stage, folder }) {
     );
   }
 
-  function markBox() {
-    const { mark } = detail;
-    const box = element("div", { id: "mark", class: `mark-box ${mark ? "marked" : ""}` });
+  function showMark() {
+    const { mark } = shown;
+    const box = element("div", { class: `mark-box ${mark ? "marked" : ""}` });
     const buttons = mark
       ? [
           element("span", { class: "tag wrong" }, "marked as wrong"),
@@ -201,12 +200,12 @@ function start({ run, stage, folder }) {
         ]
       : [element("button", { type: "button", onclick: edit }, "Mark as wrong")];
     box.append(element("div", { class: "buttons" }, buttons), mark?.note ? element("p", { class: "saved" }, mark.note) : "");
-    return box;
+    $("mark").replaceChildren(box);
   }
 
   function edit() {
     const note = element("textarea", { name: "note", rows: 2, maxLength: 2000, "aria-label": "Note", placeholder: "Why? (optional)" });
-    note.value = detail.mark?.note ?? "";
+    note.value = shown.mark?.note ?? "";
     const form = element(
       "form",
       {
@@ -217,7 +216,7 @@ function start({ run, stage, folder }) {
         onkeydown: (event) => {
           if (event.key === "Escape") {
             event.stopPropagation();
-            showDetail();
+            showMark();
             $("list").focus();
           } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
             event.preventDefault();
@@ -229,8 +228,8 @@ function start({ run, stage, folder }) {
       element(
         "div",
         { class: "buttons" },
-        element("button", { type: "submit", class: "main" }, detail.mark ? "Save" : "Mark as wrong"),
-        element("button", { type: "button", onclick: () => showDetail() }, "Cancel"),
+        element("button", { type: "submit", class: "main" }, shown.mark ? "Save" : "Mark as wrong"),
+        element("button", { type: "button", onclick: () => showMark() }, "Cancel"),
         element("span", { class: "note keys" }, "Enter saves · Esc cancels"),
       ),
     );
@@ -239,27 +238,24 @@ function start({ run, stage, folder }) {
   }
 
   async function change(url, note = "") {
-    const { id } = detail;
+    const row = shown;
+    const { id } = row;
     try {
       const changed = await fetched(url, { run, stage, ids: [id], note });
       Object.assign(list, { marked: changed.marked, readers: changed.readers });
-      const row = rows.find((each) => each.id === id);
-      if (row) row.mark = changed.marks[id];
-      $(`pair-${id}`)?.classList.toggle("marked", Boolean(changed.marks[id]));
-      if (detail.id === id) {
-        detail.mark = changed.marks[id];
-        showDetail();
-      }
+      row.mark = changed.marks[id];
+      $(`pair-${id}`)?.classList.toggle("marked", Boolean(row.mark));
+      if (shown === row) showMark();
       showCounts();
       showUse();
       $("list").focus();
     } catch (error) {
-      $("mark").append(element("p", { class: "notice", role: "alert" }, error.message));
+      $("mark")?.append(element("p", { class: "notice", role: "alert" }, error.message));
     }
   }
 
   function move(by) {
-    const at = rows.findIndex((row) => row.id === chosen);
+    const at = rows.indexOf(shown);
     const next = rows[at + by];
     if (next) return choose(next.id);
     if (by > 0 && rows.length < list.matching) return load(rows.length).then(() => rows[at + 1] && choose(rows[at + 1].id));
@@ -272,9 +268,9 @@ function start({ run, stage, folder }) {
     const lines = readers.map((each) => {
       const does = each.excludes
         ? each.stale
-          ? `leaves marked pairs out, and is stale: it was trained without ${whole(each.left_out)} of the ${whole(marked)} marked pairs`
+          ? `leaves marked pairs out, and is stale: it was trained without ${whole(each.left_out)} of the ${counted(marked, "marked pair")}`
           : each.done
-            ? `was trained without the ${whole(each.left_out)} marked pairs`
+            ? `was trained without ${counted(each.left_out, "marked pair")}`
             : "will leave the marked pairs out"
         : "trains on all pairs, marked ones too";
       return element("li", {}, element("b", {}, each.stage), ` ${does}.`);
@@ -323,8 +319,8 @@ function start({ run, stage, folder }) {
     const onList = document.activeElement === $("list");
     if (event.key === "j" || (onList && event.key === "ArrowDown")) move(1);
     else if (event.key === "k" || (onList && event.key === "ArrowUp")) move(-1);
-    else if (event.key === "m" && detail) edit();
-    else if (event.key === "u" && detail?.mark) change("/pairs/unmark");
+    else if (event.key === "m" && shown) edit();
+    else if (event.key === "u" && shown?.mark) change("/pairs/unmark");
     else if (event.key === "/") filters.text.focus();
     else return;
     event.preventDefault();
