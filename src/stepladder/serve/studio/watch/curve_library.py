@@ -16,7 +16,7 @@ from stepladder.reporting.report.training_curves import CURVES
 from stepladder.serve.studio.watch.curve_file import CurveFile
 
 #: Files that are kept.
-_KEPT = 64
+_KEPT = 32
 
 
 class CurveLibrary:

@@ -23,8 +23,10 @@ from stepladder.pipeline.runner import RunReport
 from stepladder.pipeline.stage import EVALUATION, PAIRS, POLICY, TREES
 from stepladder.pipeline.stage_summary import StageCost
 from stepladder.pipeline.stages import get_stage
+from stepladder.pipeline.tree_search import FILE
 from stepladder.reporting.report.cost import total_cost
 from stepladder.reporting.report.run_data import RunData
+from stepladder.reporting.report.training_curves import CURVES
 from stepladder.serve.studio.watch.run_memory import RunMemory
 from stepladder.train.grpo.monitors import ALARMS, read_alarms
 
@@ -231,8 +233,9 @@ def _score(done: Sequence[StageRecord]) -> Score | None:
 
 
 def _last_change(folder: Path) -> float:
-    """When a file of the run or of one of its stages was last added, as a Unix time."""
-    return max((_changed(path) or 0.0 for path in (folder, *folder.glob("*/"))), default=0.0)
+    """When a file of the run or of one of its stages was last written, as a Unix time."""
+    grown = (path for name in (CURVES, FILE) for path in folder.glob(f"*/{name}"))
+    return max((_changed(path) or 0.0 for path in (folder, *folder.glob("*/"), *grown)), default=0.0)
 
 
 def _words(error: BaseException, folder: Path) -> str:
