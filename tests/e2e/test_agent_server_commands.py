@@ -24,7 +24,9 @@ def test_the_command_serves_a_model_until_it_is_asked_to_end() -> None:
             assert process.stdout is not None
             line = process.stdout.readline()
             told = re.fullmatch(
-                r"(http://127\.0\.0\.1:\d+/v1) serves outer to OpenAI clients \(press Ctrl-C to stop\)\n", line
+                r"(http://127\.0\.0\.1:\d+/v1) serves outer to OpenAI clients, and a page to ask it at / "
+                r"\(press Ctrl-C to stop\)\n",
+                line,
             )
             assert told, line
             client = openai.OpenAI(base_url=told[1], api_key="open-sesame", max_retries=0)

@@ -148,7 +148,7 @@ def serve_agent_command(
     listen: ListenOptions,
     limits: Annotated[AgentServerConfig, LIMITS],
 ) -> None:
-    """Serve an agent: OpenAI's POST /v1/chat/completions with steps and citations, and MCP (at /mcp, or --mcp)."""
+    """Serve an agent: OpenAI's POST /v1/chat/completions, a web page (at /), and MCP (at /mcp, or --mcp)."""
     if options.engine == ORACLE or (run is None and options.model is None):
         raise StepladderError(
             "nothing to serve: add --run DIR or --model NAME. The oracle can only answer questions of its data set"
@@ -189,7 +189,11 @@ def serve_agent_command(
 
         if mcp_problem:
             say(f"[bold]MCP is off[/]: {printable(mcp_problem)}", ERR)
-        serve_agent(served, settings, **listen.arguments(port, f"{settings.model} to OpenAI clients", "/v1"))
+        serve_agent(
+            served,
+            settings,
+            **listen.arguments(port, f"{settings.model} to OpenAI clients, and a page to ask it at /", "/v1"),
+        )
 
 
 def _serve_stdio(agent: ServedAgent, settings: AgentServerConfig) -> None:
