@@ -189,11 +189,8 @@ def serve_agent_command(
 
         if mcp_problem:
             say(f"[bold]MCP is off[/]: {printable(mcp_problem)}", ERR)
-        serve_agent(
-            served,
-            settings,
-            **listen.arguments(port, f"{settings.model} to OpenAI clients, and a page to ask it at /", "/v1"),
-        )
+        what = f"{settings.model} to OpenAI clients, and a page to ask it at /"
+        serve_agent(served, settings, **listen.arguments(port, what, "/v1"))
 
 
 def _serve_stdio(agent: ServedAgent, settings: AgentServerConfig) -> None:
