@@ -1,7 +1,10 @@
 """The studio in a real browser: runs while they train, search trees, comparisons, and runs that are not whole."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.run_folder import claim
-from stepladder.pipeline.runner import run_recipe
 from tests.support.browser import chromium, opened, wait_until
 from tests.support.made_runs import HOSTILE, MadeRun, add_trees, grown_trees, made_run, write_curves
 from tests.support.studios import running_studio
@@ -57,14 +58,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def training(folder: Path) -> Iterator[None]:
-    """Train in another thread of this process."""
+    """Train in a process of its own."""
     recipe = folder.parent.parent / "seconds.yaml"
     recipe.write_text(yaml.safe_dump(TRAINING))
-    thread = threading.Thread(target=run_recipe, args=(load_recipe(recipe), folder))
-    thread.start()
-    yield
-    thread.join(120)
-    assert not thread.is_alive()
+    arguments = [sys.executable, "-m", "stepladder", "run", str(recipe), "--out", str(folder)]
+    with subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+            assert process.wait(120) == 0
+        finally:
+            process.kill()
 
 
 def row(page: "Page", name: str) -> Any:
@@ -81,13 +84,13 @@ def test_a_run_appears_while_it_trains(browser: "Browser", tmp_path: Path) -> No
     made_run(runs / "old", trees=1)
     with running_studio(runs) as studio, opened(browser, studio.url) as page, training(runs / "new"):
         assert row(page, "old").inner_text().split()[:2] == ["old", "example"]
-        page.wait_for_selector('[id="run:new"] .badge.running')
+        page.wait_for_selector('[id="run:new"] .badge.running', timeout=120_000)
         row(page, "new").get_by_role("link", name="new").click()
         page.wait_for_selector("#live.on")
-        page.wait_for_selector("figure[data-metric=loss] svg polyline")
+        page.wait_for_selector("figure[data-metric=loss] svg polyline", timeout=120_000)
         grown = "+document.querySelector('#curves .kind').textContent.split(' ')[0] >= 8"
-        wait_until(page, grown, 60)
-        page.wait_for_selector("#state .badge.finished", timeout=60_000)
+        wait_until(page, grown, 120)
+        page.wait_for_selector("#state .badge.finished", timeout=120_000)
         page.wait_for_selector("#results table")
         assert page.locator("#cost table").count() == 1
         page.get_by_role("link", name="Search trees").click()

@@ -95,12 +95,16 @@ def add_trees_page(site: Site, trees: TreeLibrary, seconds: float) -> None:
         return {"html": site.part("tree.html", "tree", tree_view(tree, scores, _STEPS)), "id": id}
 
     @router.get("/runs/{name:path}/trees/events")
-    def trees_events(request: Request, name: str, stage: str) -> Response:
+    def trees_events(request: Request, name: str, stage: str = "") -> Response:
         trees.stages(name)
         seen: dict[str, Any] = {}
 
         def look() -> Iterator[News]:
             nonlocal seen
+            if not stage:  # the page of a run without trees
+                if trees.stages(name)[1]:
+                    yield "begun", True
+                return
             with trees.trees(name, stage, _MORE) as now:
                 numbers = _numbers(now)
             if numbers != seen:

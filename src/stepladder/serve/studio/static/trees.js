@@ -179,6 +179,5 @@ if (filters) {
   })) byId(id).addEventListener("click", guarded(action));
   guarded(start)();
 } else {
-  const begun = ({ id, html }) => id === "state" && html.includes("/trees?stage=") && location.reload();
-  listen(base.replace(/\/trees$/, "/events"), { part: begun });
+  listen(`${base}/events`, { begun: () => location.reload() });
 }
