@@ -35,7 +35,7 @@ def main() -> None:
         take(page, "studio-runs", 560)
         page.goto(f"{url}/runs/{options.run}")
         page.wait_for_selector("#reproduction dl", timeout=60_000)
-        page.locator("#curves").scroll_into_view_if_needed()
+        page.evaluate("document.getElementById('curves').scrollIntoView({ behavior: 'instant' })")
         take(page, "studio-run")
         page.goto(f"{url}/runs/{options.run}/trees?show=mixed")
         page.wait_for_selector(".tree .node")

@@ -23,6 +23,8 @@ class RunLibrary:
 
     def __init__(self, path: Path) -> None:
         """Raises if there is no such folder, or no run in it."""
+        #: What was given, as it was typed.
+        self.given = str(path)
         path = path.absolute()
         makes = f"`stepladder run RECIPE --out {path / 'NAME'}` makes a run"
         if not path.is_dir():
@@ -33,7 +35,6 @@ class RunLibrary:
         self._only = path.name if is_run(path) else None
         #: Where the names begin.
         self.root = path.parent if self._only else path
-        #: What was given.
         self.path = path
         if not self._only and not self.names():
             raise StepladderError(

@@ -20,7 +20,7 @@ def add_runs_page(site: Site, watch: RunWatch, seconds: float) -> None:
     @router.get("/")
     def runs_page() -> HTMLResponse:
         states = [state for state, _ in watch.states()]
-        return site.render("runs.html", here="/", folder=str(watch.runs.path), runs=states)
+        return site.render("runs.html", here="/", library=watch.runs, runs=states)
 
     @router.get("/events")
     def runs_events(request: Request) -> Response:
