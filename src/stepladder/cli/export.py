@@ -66,7 +66,7 @@ def export_command(
     say(f"{printable(str(out))}: {counts} pairs of {printable(origin)} as {to}; README.md says how to use them")
     if done.marked:
         effect = "left out" if exclude_marked else "exported too; --exclude-marked leaves them out"
-        say(f"{done.marked:,} pairs are marked as wrong: {effect}")
+        say(f"marked as wrong: {done.marked:,}, {effect}")
 
 
 def adapter_command(

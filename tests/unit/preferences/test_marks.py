@@ -171,7 +171,7 @@ def test_marks_are_exported_in_a_file_of_their_own(format: str, folder: Path, tm
     assert [(row["split"], row["question_id"]) for row in rows(tmp_path / "kept" / "marked.jsonl")] == [
         ("train", "q1"), ("dev", "q3"),
     ]  # fmt: skip
-    assert "2 pairs that a person marked as wrong are among the others" in (tmp_path / "kept" / "README.md").read_text()
+    assert "marked as wrong: 2, among the others" in (tmp_path / "kept" / "README.md").read_text()
     out = export(format, splits, tmp_path / "out", source="nano", marks=marks, exclude_marked=True)
     assert (out.pairs, out.marked) == ({"train": 2}, 2)
     row = rows(tmp_path / "out" / "marked.jsonl")[0]

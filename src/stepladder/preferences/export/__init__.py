@@ -128,8 +128,8 @@ class _MarkedRows:
         """What the card says about them."""
         if not self.rows:
             return ""
-        effect = "were left out" if self.exclude else "are among the others"
-        return f"\n{len(self.rows):,} pairs that a person marked as wrong {effect}; `{_MARKED}` lists them.\n"
+        effect = "left out" if self.exclude else "among the others"
+        return f"\nPairs that a person marked as wrong: {len(self.rows):,}, {effect}; `{_MARKED}` lists them.\n"
 
 
 def _splits(pairs: Mapping[str, Iterable[Pair]], marked: _MarkedRows) -> dict[str, Iterable[Pair]]:
