@@ -2,8 +2,8 @@
 
 `sample_questions`: some questions in random order; on request balanced by the number of searches needed.
 `held_out`: moves train questions to `dev`; the old `dev` becomes `test` unless there is a `test` split; without either,
-as many questions again are moved to `test`. `with_warmup`: moves train questions to `warmup`, for SFT. What is set
-aside is the same in every run.
+as many questions again are moved to `test`. `with_warmup`: moves train questions to `warmup`, for SFT. `with_fewer`:
+leaves train questions out. What is set aside or left out is the same in every run.
 """
 
 from collections import Counter
@@ -60,6 +60,24 @@ def with_warmup(data: DataSet, count: int) -> DataSet:
     readers = {split: partial(_unchanged, data, split) for split in data.questions if split != "all"}
     readers |= {"train": partial(part, count, None), WARMUP: partial(part, 0, count)}
     return DataSet(data.name, LazySplits(readers), data.passages)
+
+
+def with_fewer(data: DataSet, count: int) -> DataSet:
+    """The data set with `count` of its train questions; a smaller count gives some of those of a larger one."""
+    source = _source_split(data, count)
+
+    def chosen() -> LoadedSplit:
+        questions = data.split(source)
+        if len(questions) < count:
+            raise StepladderError(
+                f"{data.name} has {len(questions):,} train questions that are neither held out nor for sft; "
+                f"data.train_questions={count} is more"
+            )
+        order = np.random.default_rng(seed_of(0, "train_questions")).permutation(len(questions))
+        return LoadedSplit(tuple(questions[index] for index in sorted(order[:count].tolist())), data.skipped(source))
+
+    readers = {split: partial(_unchanged, data, split) for split in data.questions if split != "all"}
+    return DataSet(data.name, LazySplits({**readers, "train": chosen}), data.passages)
 
 
 def _source_split(data: DataSet, count: int) -> str:

@@ -79,6 +79,7 @@ def with_settings(plain: object, given: Mapping[str, Any]) -> SharedConfig:
             plain = with_value(plain, ["data", key], None)
         for key in ("holdout", "warmup"):
             plain = with_value(plain, ["data", key], 0)
+        plain = with_value(plain, ["data", "train_questions"], None)
     if given.get("engine") == "openai":  # OpenAI's own server, unless another is given
         plain = with_value(plain, ["server"], plain.get("server") or {} if isinstance(plain, Mapping) else {})
     for name, key in KEYS.items():

@@ -18,10 +18,11 @@ from stepladder.agents import Play, is_agent_file
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.data import DATA_SETS, data_files
+from stepladder.data.data_config import DataConfig
 from stepladder.models import NAMED, builtin_folder, is_gguf_file, is_model_folder
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import BASE, ORACLE, SERVER, DataConfig, PromptingConfig, SharedConfig
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER, PromptingConfig, SharedConfig
 from stepladder.pipeline.stages import get_stage
 from stepladder.retrieval.factory import retriever_info
 
@@ -169,6 +170,8 @@ def _data_ingredients(data: DataConfig) -> Ingredients:
         found["data.holdout"] = data.holdout
     if data.warmup:
         found["data.warmup"] = data.warmup
+    if data.train_questions is not None:
+        found["data.train_questions"] = data.train_questions
     if data.index is not None:
         info = retriever_info(data.index)
         found["data.index"] = f"{info.kind} of content {info.checksum}" if info else data.index

@@ -20,13 +20,13 @@ from stepladder.agents import Agent, Play, is_agent_file, make_agent
 from stepladder.agents.formats.play import Format
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import expand_path
 from stepladder.core.memory import set_cache_limit
 from stepladder.core.requests import Sampling
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
-from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, load_dataset, open_files
-from stepladder.data.sampling import WARMUP, held_out, with_warmup
+from stepladder.data import DataSet
+from stepladder.data.data_config import AbsolutePath, DataConfig, absolute_path
+from stepladder.data.sampling import WARMUP
 from stepladder.driver.cluster import RayConfig
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.engines.openai.server_config import ServerConfig
@@ -38,7 +38,7 @@ from stepladder.judges.registry import make_scorer
 from stepladder.models import absolute_if_folder
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import SearchConfig, absolute_location, with_reranker
+from stepladder.retrieval.factory import SearchConfig, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.trackers import ReportTo
@@ -51,13 +51,9 @@ if TYPE_CHECKING:
 BASE, ORACLE, SERVER = "base", "oracle", "server"
 
 
-def _absolute(path: Path) -> Path:
-    return expand_path(path).absolute()
-
-
 def _known_agent(name: str) -> str:
     if is_agent_file(name):
-        return str(_absolute(Path(name)))
+        return str(absolute_path(Path(name)))
     return agents.AGENTS.checked(name)
 
 
@@ -65,55 +61,6 @@ def _engine_of_a_model(name: str) -> str:
     if name == ORACLE:  # it is a policy: `policy: oracle`
         raise ValueError(f"expected an engine that runs a model, found {name!r}")
     return ENGINES.checked(name)
-
-
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-
-
-class DataConfig(Config):
-    """Questions and corpus: a data set by `name`, or question files by split; an index if there is no corpus."""
-
-    #: A data set, a folder of question files, or one question file (split `all`); several are joined by +.
-    name: Annotated[str, AfterValidator(absolute_name)] | None = "atlas"
-    #: Seed of the Atlas world.
-    world_seed: int = 0
-    train: AbsolutePath | None = None
-    dev: AbsolutePath | None = None
-    test: AbsolutePath | None = None
-    #: Number of train questions held out as `dev` for checkpoint selection. The former `dev` becomes `test` unless
-    #: there is one; if there is neither, as many questions again are held out as `test`.
-    holdout: int = Field(default=0, ge=0)
-    #: Number of the remaining train questions reserved for `sft`. Other stages use the rest, so that no policy is
-    #: rolled out on questions whose solution it was shown.
-    warmup: int = Field(default=0, ge=0)
-    #: An index folder or URLs of search servers, or several joined by +. null: an index of the data set's own passages.
-    index: Annotated[str, Field(min_length=1), AfterValidator(absolute_location)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _files_have_no_name(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        if not any(data.get(split) for split in SPLITS):
-            if "name" in data and data["name"] is None:
-                known = ", ".join((*DATA_SETS, *PUBLISHED))
-                raise ValueError(f"expected a name ({known}, a folder, a question file) or files by split")
-            return data
-        if data.get("name") is not None:
-            raise ValueError(f"found both the name {data['name']!r} and files by split; give only one of them")
-        return {**data, "name": None}
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The given question files, by split."""
-        return {split: path for split in SPLITS if (path := getattr(self, split)) is not None}
-
-    def open(self) -> DataSet:
-        """The questions and their passages."""
-        name = self.name
-        data = open_files("the data", self.files) if name is None else load_dataset(name, seed=self.world_seed)
-        data = held_out(data, self.holdout) if self.holdout else data
-        return with_warmup(data, self.warmup) if self.warmup else data
 
 
 class LimitConfig(Config):

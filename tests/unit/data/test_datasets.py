@@ -10,10 +10,10 @@ import pytest
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import GoldText, Passage, Question
 from stepladder.data import absolute_name, data_files, load_dataset
+from stepladder.data.data_config import DataConfig
 from stepladder.data.formats.base import read_questions
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import load_recipe
-from stepladder.pipeline.resources import DataConfig
 from tests.support.question_files import ADA, HOTPOT, RAIN, TWOWIKI, write
 
 CORPUS = [{"id": "p1", "contents": '"Rain"\nRain is a film.'}, {"id": "p2", "contents": '"Rain"\nIt is wet.'}]

@@ -9,11 +9,11 @@ import pytest
 from stepladder.agents import make_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage, Question
+from stepladder.data.data_config import DataConfig
 from stepladder.data.dataset import DataSet
-from stepladder.data.sampling import held_out, with_warmup
+from stepladder.data.sampling import held_out, with_fewer, with_warmup
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.pipeline.resources import DataConfig
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.sft.demonstrations import gold_demonstrations
 from stepladder.train.sft.weak_decomposition import decompose_questions, weak_decomposition
@@ -140,6 +140,16 @@ def test_a_part_of_train_can_be_for_the_warm_up_alone() -> None:
     assert parted.split("warmup") == with_warmup(held_out(data(train=20, dev=7), 5), 6).split("warmup")
     assert parted.passages is PASSAGES
     assert sizes(with_warmup(data(all=20), 6)) == {"train": 14, "warmup": 6}
+
+
+def test_methods_are_compared_on_the_same_fewer_questions() -> None:
+    parted = with_warmup(held_out(data(train=20, dev=7), 5), 6)
+    few, more = (with_fewer(parted, count) for count in (3, 5))
+    assert sizes(few) == {**sizes(parted), "train": 3}
+    assert set(few.split("train")) < set(more.split("train")) < set(parted.split("train"))
+    assert sizes(with_fewer(data(all=20), 4)) == {"train": 4}
+    with pytest.raises(StepladderError, match=r"has 9 train questions that are neither held out nor for sft; .*=10 is"):
+        with_fewer(parted, 10).split("train")
     with pytest.raises(StepladderError, match=r"not held out, and data\.warmup=20 sets aside 20 for sft.* at most 19"):
         with_warmup(data(train=20), 20).split("warmup")
 

@@ -14,8 +14,9 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair
+from stepladder.data.data_config import AbsolutePath
 from stepladder.pipeline.pair_folder import DEV_PAIRS, PAIR_PERSISTENT_FILES, TRAIN_PAIRS, write_pairs
-from stepladder.pipeline.resources import AbsolutePath, RunContext
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import PAIRS, FinishedStage, StageResult, StageSpec, Task, never
 from stepladder.preferences.export.rag_proguide import read_pair_file
 from stepladder.preferences.pairs import dev_questions

@@ -12,9 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
+from stepladder.data.data_config import DataConfig
 from stepladder.pipeline.policy_choice import Regression
 from stepladder.pipeline.recipe import Stage
-from stepladder.pipeline.resources import BASE, ORACLE, SERVER, DataConfig, RunContext, SharedConfig
+from stepladder.pipeline.resources import BASE, ORACLE, SERVER, RunContext, SharedConfig
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.report.cost import cost_of
@@ -124,7 +125,7 @@ class ProvenanceResolver:
         try:
             ids = spec.questions(finished(run, record, self._context(shared)))
             if ids is not None:
-                data = shared.data.model_dump_json(exclude={"index", "holdout", "warmup"})
+                data = shared.data.model_dump_json(exclude={"index", "holdout", "warmup", "train_questions"})
                 questions = frozenset((data, each) for each in ids)
         except (StepladderError, OSError, ValueError) as error:  # data or trees were deleted: report it, do not guess
             problem = str(error)

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
+from stepladder.data.data_config import DataConfig
 from stepladder.engines.vllm.settings import VLLM_ENGINES
-from stepladder.pipeline.resources import DataConfig, RunContext
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stage import EVALUATION, EXAMINATION, FinishedStage, Labels
 from stepladder.pipeline.stages import get_stage
