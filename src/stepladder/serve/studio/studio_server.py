@@ -4,6 +4,9 @@ In: a folder of runs and limits. Out: an application (`make_studio_app`), or a s
 (`serve_studio`).
 
     /                       every run: state, stages, scores, alarms, cost; live
+    /runs/NAME              one run: stages, curves, results; live
+    /runs/NAME/trees        its search trees
+    /compare?runs=A&runs=B  runs side by side
     /runs/NAME/pairs        preference pairs, and marks on them
     /playground             ask a policy, edit its steps, compare two
     /health /info /metrics  as every server
