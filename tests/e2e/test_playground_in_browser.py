@@ -108,6 +108,23 @@ def test_an_edit_can_be_given_up_and_a_step_be_written_again(browser: "Browser")
         expect(page.locator("li.step")).to_have_count(5)
 
 
+def test_what_the_user_wrote_is_not_lost_when_it_is_refused(browser: "Browser") -> None:
+    with playing_agent(Oracle()) as server, opened(browser, server.url) as page:
+        ask(page)
+        expect(page.locator(".answer .text")).to_have_text("Velm")
+        page.locator("li.step").first.focus()
+        page.keyboard.press("e")
+        page.fill(".editor [name=thought]", "My own thought.")
+        page.fill(".editor [name=content]", " ")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator(".notice")).to_contain_text("step 1 cannot be written like this: empty <subquery>")
+        expect(page.locator("li.step")).to_have_count(5)
+        expect(page.locator(".editor [name=thought]")).to_have_value("My own thought.")
+        page.fill(".editor [name=content]", "Who built Orm Tower?")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator(".answer .text")).to_have_text("Velm")
+
+
 def test_hostile_text_is_text(browser: "Browser") -> None:
     passages = [replace(each, title=each.title + HOSTILE, text=each.text + HOSTILE) for each in PASSAGES]
     with playing_agent(Oracle(), WordRetriever(passages)) as server, opened(browser, server.url) as page:

@@ -21,13 +21,16 @@ export class AnswerView {
     this.earlier = "";
   }
 
-  /** Empty the view for a new question, or keep the first steps of the last answer. */
-  begin(kept = 0) {
-    this.earlier = kept || this.continued ? this.answerText ?? "" : "";
-    this.continued = false;
+  /** Empty the view for a new question, or keep the first steps of the last answer: `draft` is then the user's step. */
+  begin(kept = 0, draft = undefined) {
+    const continues = draft !== undefined;
+    this.earlier = continues ? this.answerText ?? "" : "";
     this.answerText = null;
-    for (const step of this.steps.splice(kept)) step.item.remove();
-    if (!kept) {
+    const replaced = this.steps.splice(kept);
+    for (const step of replaced) step.item.remove();
+    this.undo = continues ? { kept, replaced, draft, answerText: this.earlier } : null;
+    if (!continues) {
+      this.about.replaceChildren();
       this.given = element("div");
       this.list = element("ol", { class: "steps" });
       this.end = element("div");
@@ -76,6 +79,7 @@ export class AnswerView {
   }
 
   step(data) {
+    this.undo = null;
     for (const old of this.steps.splice(data.number - 1)) old.item.remove();
     const chip = element("span", { class: "score" });
     const tools = element("span", { class: "tools" });
@@ -170,7 +174,16 @@ export class AnswerView {
 
   fail(message) {
     this.end.replaceChildren(element("p", { class: "notice", role: "alert" }, message));
+    const undone = this.undo;
+    this.undo = null;
+    if (undone) {
+      // Nothing has come of the change: the answer is as it was, and what the user wrote is not lost.
+      this.answerText = undone.answerText;
+      this.steps.push(...undone.replaced);
+      this.list.append(...undone.replaced.map((step) => step.item));
+    }
     this.offerEdits();
+    if (undone?.draft) this.edit(this.steps[undone.kept], undone.draft);
   }
 
   /** The user has stopped it. */
@@ -202,16 +215,16 @@ export class AnswerView {
     }
   }
 
-  edit(step) {
+  edit(step, draft = null) {
     if (!step.tools.children.length || step.item.querySelector("form")) return;
     const { data } = step;
     const known = data.kinds.includes(data.action);
     const kind = element("select", { name: "kind" }, data.kinds.map((each) => element("option", { value: each }, KINDS[each])));
-    if (known) kind.value = data.action;
+    if (draft || known) kind.value = draft?.kind ?? data.action;
     const thought = element("textarea", { name: "thought", rows: 2 });
-    thought.value = data.thought;
+    thought.value = draft?.thought ?? data.thought;
     const content = element("textarea", { name: "content", rows: 2, required: true });
-    content.value = known ? data.content : "";
+    content.value = draft?.content ?? (known ? data.content : "");
     const close = () => {
       form.remove();
       step.body.hidden = false;
@@ -252,7 +265,6 @@ export class AnswerView {
   proceed(step, written) {
     this.withoutEdits();
     step.tools.hidden = false;
-    this.continued = true;
     this.onContinue(step.data.number - 1, written);
   }
 

@@ -67,7 +67,7 @@ class Column {
   }
 
   proceed(steps, step) {
-    this.view.begin(steps);
+    this.view.begin(steps, step);
     let { seed = 0 } = this.sampling();
     const temperature = this.sampling().temperature ?? 0;
     if (step === null && this.form && temperature > 0) seed = this.form.elements.seed.value = seed + 1;
