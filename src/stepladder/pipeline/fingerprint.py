@@ -28,6 +28,8 @@ from stepladder.retrieval.factory import retriever_info
 
 Ingredients = dict[str, Any]
 
+#: The ingredient of a stage with the ids of the marked pairs that it left out.
+MARKED = "marked pairs left out"
 _NO_MARKS: Mapping[str, frozenset[str]] = {}
 #: Longer lists are shown by their length.
 _LISTED = 8
@@ -63,7 +65,7 @@ def all_ingredients(recipe: Recipe, marked: Mapping[str, frozenset[str]] = _NO_M
         own = {name: value for name, value in flat(f"stages.{stage.name}", plain) if name not in free}
         files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}
         ids = marked.get(stage.name)
-        marks: Ingredients = {"marked pairs left out": sorted(ids)} if ids else {}
+        marks: Ingredients = {MARKED: sorted(ids)} if ids else {}
         found[stage.name] = {**own, **files, **shared, **policy, **sources, **version, **marks}
     return found
 

@@ -6,12 +6,10 @@ In: a run and the ids of the marked pairs of one stage. Out: one row per stage t
 from collections.abc import Collection
 from typing import Any
 
+from stepladder.pipeline.fingerprint import MARKED
 from stepladder.pipeline.pair_folder import PairInputConfig
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import PAIRS
-
-#: The ingredient of a stage that holds the ids of the pairs that it left out (pipeline/fingerprint.py).
-_LEFT_OUT = "marked pairs left out"
 
 
 def pair_readers(run: RunFolder, source: str, marked: Collection[str]) -> list[dict[str, Any]]:
@@ -21,7 +19,7 @@ def pair_readers(run: RunFolder, source: str, marked: Collection[str]) -> list[d
         if stage.inputs.get(PAIRS) != source or not isinstance(stage.settings, PairInputConfig):
             continue
         record = run.known(stage.name)
-        left_out = set(record.ingredients.get(_LEFT_OUT, ())) if record is not None else set()
+        left_out = set(record.ingredients.get(MARKED, ())) if record is not None else set()
         done = run.done(stage.name) is not None
         excludes = stage.settings.exclude_marked
         stale = done and excludes and left_out != set(marked)
