@@ -28,10 +28,10 @@ from stepladder.evaluation.prm.calibration import (
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.pipeline.stages.dpo import DPOStageConfig
 from stepladder.pipeline.stages.prm import PRMStageConfig
 from stepladder.pipeline.stages.prm_eval import PRMEvalConfig
 from stepladder.reporting.run_tables import as_json, differences, print_report, stage_summary
-from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.rft.config import RFTConfig
 from tests.support import pretended
@@ -146,7 +146,7 @@ def test_options_of_dpo(shell: Shell, begin: Begin) -> None:
         "dev_questions=0",
     )
     shell.json("train", "dpo", "--run", run, *given)
-    settings = DPOConfig(
+    settings = DPOStageConfig(
         beta=0.1, loss_type="ipo", num_train_epochs=2, learning_rate=1e-6, lora=LoraConfig(), dev_questions=0
     )
     assert stage_of(run, "dpo").settings == settings
@@ -441,7 +441,7 @@ def test_trackers_of_a_whole_run(shell: Shell, tmp_path: Path) -> None:
 def test_trackers_of_one_stage(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
     shell("train", "dpo", "--run", run, "--report-to", "tensorboard,trackio")
-    assert stage_of(run, "dpo").settings == DPOConfig(report_to=("tensorboard", "trackio"))
+    assert stage_of(run, "dpo").settings == DPOStageConfig(report_to=("tensorboard", "trackio"))
 
 
 def test_a_missing_tracker_ends_a_run_before_its_first_stage(

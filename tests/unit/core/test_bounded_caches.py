@@ -36,6 +36,7 @@ UNLIMITED = {
     "jsonl.py": "validators of the types in the source",
     "dataset.py": "the questions and passages of a data set, which are read once",
     "reader.py": "the folders of a corpus, while it is listed",
+    "_static_file": "styles and scripts of the studio, which are files of the package",
 }
 
 
