@@ -29,6 +29,7 @@ STUDY: dict[str, Any] = {
     "estimand": {"stage": "after"},
     "budget": {"updates": "equal"},
     "by_hops": "after",
+    "gates": {"warm": {"stage": "before", "metric": "f1.mean", "most": 0.45}},
 }
 
 

@@ -83,6 +83,7 @@ def test_a_study_runs_every_arm_from_what_they_share(finished: tuple[Study, Path
     assert "F1 on dev questions" in (folder / PLOT).read_text()
     told = StringIO()
     print_results(Console(file=told, width=120), results)
+    assert "gate warm: 0.000 (at most 0.45)" in told.getvalue()
     assert "after by number of hops, means over seeds" in told.getvalue()
     assert "budget not kept: long: 2 updates instead of 1 (+100%)" in told.getvalue()
     assert "selection: sft keeps its best checkpoint by F1 on dev questions" in told.getvalue()
@@ -96,7 +97,7 @@ def test_results_are_enough_to_go_on(finished: tuple[Study, Path], tmp_path: Pat
     quiet = Console(file=StringIO())
     run_study(study, folder, keep="results", console=quiet)  # nothing is left to run
     assert sorted(path.name for path in (folder / "seed-0").iterdir()) == [
-        "long.json", "long.log", "shared.log", "short.json", "short.log"
+        "gates.json", "long.json", "long.log", "shared.log", "short.json", "short.log"
     ]  # fmt: skip
     kept, complete = read_results(study, folder), read_results(study, whole)
     assert kept.unfinished == ()

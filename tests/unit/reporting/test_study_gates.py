@@ -18,8 +18,6 @@ from stepladder.reporting.studies.study_arms import prepare
 from stepladder.reporting.studies.study_gates import FILE
 from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_registration import definition, hash_of, read_registration
-from stepladder.reporting.studies.study_report import notes
-from stepladder.reporting.studies.study_results import read_results
 from stepladder.reporting.studies.study_run_result import run_folder
 from stepladder.reporting.studies.study_runner import run_jobs, run_study
 from stepladder.reporting.studies.study_slot import Slot
@@ -72,15 +70,6 @@ def test_no_arm_is_begun_behind_a_closed_gate(tmp_path: Path) -> None:
             run_study(study, folder, jobs=2, console=Console(file=StringIO()))
     assert not run_folder(folder, 0, "short").exists()
     assert json.loads((folder / "seed-0" / FILE).read_text()) == {"warm": 0.0, "searches": 0.0}
-
-
-@pytest.mark.slow
-def test_arms_are_run_behind_open_gates(tmp_path: Path) -> None:
-    study = gated(tmp_path, warm={"stage": "before", "metric": "f1.mean", "most": 0.45})
-    run_study(study, tmp_path / "out", jobs=2, keep="results", console=Console(file=StringIO()))
-    results = read_results(study, tmp_path / "out")
-    assert not results.unfinished
-    assert "gate warm: 0.000 (at most 0.45)" in notes(results)
 
 
 # --- slots
