@@ -1,6 +1,5 @@
 """The pairs of a run in a real browser: they are looked at, marked, and left out of a training."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from stepladder.core.io.records import write_records
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.runner import run_recipe
 from stepladder.preferences.marks import read_marks
-from tests.support.browser import chromium, opened
+from tests.support.browser import opened
 from tests.support.dpo_training import PAIRS as TINY_PAIRS
 from tests.support.pair_runs import make_pair_run
 from tests.support.studios import running_studio
@@ -19,12 +18,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    with chromium() as found:
-        yield found
 
 
 def expect(found: Any, **options: Any) -> Any:

@@ -1,7 +1,6 @@
 """The playground in a real browser: steps stream, a step is edited, failures are messages, hostile text is text."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pytest
 from stepladder.retrieval.index.build import build_index
 from stepladder.serve.studio.playground import answer_events
 from tests.support.agent_servers import Oracle
-from tests.support.browser import chromium, opened
+from tests.support.browser import opened
 from tests.support.openai_server import Answer, running_server, says
 from tests.support.pair_runs import HOSTILE, make_pair_run
 from tests.support.playgrounds import playing_agent
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from stepladder.pipeline.run_folder import claim
-from tests.support.browser import chromium, opened, wait_until
+from tests.support.browser import opened, wait_until
 from tests.support.made_runs import HOSTILE, MadeRun, add_trees, grown_trees, made_run, write_curves
 from tests.support.studios import running_studio
 
@@ -36,12 +36,6 @@ TRAINING: dict[str, Any] = {
         "after": {"kind": "eval", "limit": 3},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -312,7 +312,19 @@ def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where:
         if entry.get(role) is not None:
             raise StepladderError(f"{key_path(here, role)}: these settings take no {role}; found {entry[role]!r}")
     inputs = {role: _source(role, entry.get(role), kind, before, here) for role in kind.inputs if role not in left_out}
+    if kind.compares:
+        _check_origin(inputs["policy"], before, here)
     return Stage(name, str(kind_name), inputs, settings)
+
+
+def _check_origin(source: str, before: Sequence[Stage], here: str) -> None:
+    """Raise if a policy to compare was not trained from the policy of another stage."""
+    origins = {stage.name: stage.inputs.get("policy") for stage in before}
+    if origins.get(source) not in origins:
+        raise StepladderError(
+            f"{key_path(here, 'policy')}: expected a stage that was trained from the policy of an earlier stage, to "
+            f"compare the two; found {source!r}, which starts from the recipe's own policy"
+        )
 
 
 def _check_server(stage: Stage, shared: SharedConfig, here: str) -> None:

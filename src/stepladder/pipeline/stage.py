@@ -131,6 +131,8 @@ class StageSpec:
     #: Whether `policy: oracle` is accepted, and `policy: server`: a stage that trains the policy cannot.
     accepts_oracle: bool = False
     accepts_server: bool = False
+    #: Whether it compares its policy with the one that this was trained from: both are of stages of the run.
+    compares: bool = False
     #: Settings that name a file or folder outside of the run: fingerprinted by content.
     external_files: tuple[str, ...] = ()
     #: Files in the stage's folder that stay valid under any settings, such as paid LLM responses.

@@ -99,10 +99,11 @@ def test_the_same_command_skips_it_and_a_changed_rule_decides_again(scored: list
     assert RunFolder.open(tmp_path / "run").done("accept-grpo") is not None
 
 
-def test_there_must_be_a_policy_to_compare_with(scored: list[str], tmp_path: Path) -> None:
-    stages = {"sft": {"kind": "train"}, "accept": {"dev_questions": 4}}
-    with pytest.raises(StepladderError, match="sft did not start from a stage of this run"):
-        run(tmp_path / "run", stages)
+def test_there_must_be_a_policy_to_compare_with_before_anything_is_trained(scored: list[str], tmp_path: Path) -> None:
+    for stages, found in (({"sft": {"kind": "train"}}, "sft"), ({}, "base")):
+        with pytest.raises(StepladderError, match=rf"stages\.accept\.policy: expected a stage .* found '{found}'"):
+            run(tmp_path / "run", {**stages, "accept": {"dev_questions": 4}})
+    assert not (tmp_path / "run").exists()
 
 
 def test_power_is_that_of_a_one_sided_test_of_a_mean() -> None:

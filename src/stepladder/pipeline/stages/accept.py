@@ -89,13 +89,9 @@ def _compared(run: RunFolder, policy: Path, name: str) -> tuple[str, str]:
     policies = run.outputs(POLICY)
     stage = next((each for each, path in policies.items() if path == policy or path.resolve() == policy.resolve()), "")
     record = run.done(stage) if stage else None
-    before = "" if record is None else record.inputs.get(POLICY, "")
-    if before not in policies:
-        raise StepladderError(
-            f"{name}: it compares a policy with that of an earlier stage which it was trained from; "
-            f"{stage or policy} did not start from a stage of this run. Set policy to a later training stage"
-        )
-    return stage, before
+    if record is None:
+        raise StepladderError(f"{name}: the stage that wrote {policy} is no longer in the run: repeat the command")
+    return stage, record.inputs[POLICY]  # a stage of the run, too: checked when the recipe was read
 
 
 def _keep(run: RunFolder, stage: str, folder: Path) -> None:
@@ -130,6 +126,7 @@ STAGE = StageSpec(
     run_accept,
     (POLICY,),
     (POLICY,),
+    compares=True,
     check=lambda settings, context: context.expect_dev("accept", settings.dev_questions),
     summarize=summarize,
     questions=no_questions,
