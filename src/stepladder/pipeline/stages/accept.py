@@ -1,8 +1,8 @@
 """The stage `accept`: keeps the policy of a training stage only if it is better than the one that it started from.
 
 In: a policy that a stage of this run trained. Out: that policy, or the one before it, as a policy of its own for later
-stages. Both are compared on the dev questions of the run (policy_choice.py), paired by question. A policy is accepted
-if it would rarely seem so much better by chance. The summary also says how small a gain these questions can find.
+stages. Both are compared on the dev questions of the run (policy_choice.py). A policy is accepted if its F1 is
+significantly higher (paired, one-sided). The summary also has the gain that these questions detect with a power of 80%.
 """
 
 import math
@@ -35,9 +35,9 @@ class AcceptConfig(Config):
 
     #: Dev questions that all policies of the run answer; at most those that there are.
     dev_questions: PositiveInt = 1000
-    #: How often a policy that is not better may be accepted (one-sided).
+    #: Significance level of the paired one-sided test.
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    #: The smallest gain of F1 that matters: the summary says how many questions find it with a power of 80%.
+    #: The smallest gain of F1 that matters: the summary says how many questions detect it with a power of 80%.
     smallest_effect: PositiveFloat = 0.05
 
 
@@ -73,7 +73,7 @@ def run_accept(settings: AcceptConfig, context: RunContext, task: Task) -> Stage
 
 
 def power(differences: Sequence[float], settings: AcceptConfig) -> dict[str, float | int]:
-    """The gain that these questions find with a power of 80%, and how many questions find the smallest that matters."""
+    """The gain detected by these questions with a power of 80%, and how many questions detect the smallest effect."""
     normal = NormalDist()
     spread = stdev(differences) if len(differences) > 1 else 0.0
     both = normal.inv_cdf(1 - settings.alpha) + normal.inv_cdf(_POWER)
