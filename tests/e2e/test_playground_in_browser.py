@@ -37,6 +37,7 @@ def expect(found: Any, **options: Any) -> Any:
 
 
 def ask(page: "Page", question: str = QUESTION.text) -> None:
+    expect(page.get_by_role("button", name="Ask", exact=True)).to_be_enabled()  # the page's script has been loaded
     page.fill("#question", question)
     page.keyboard.press("Enter")
 

@@ -141,7 +141,7 @@ def test_a_link_leads_to_a_step_of_a_tree(browser: "Browser", runs: Path) -> Non
     address = "/runs/first/trees?stage=explore#tree=q42&node=2"
     with running_studio(runs) as studio, opened(browser, studio.url + address) as page:
         wait_until(page, "document.activeElement.closest('.node')?.dataset.node === '2'")
-        assert page.inner_text("#page") == "2 of 2", "the page of the list that has the tree"
+        wait_until(page, "document.querySelector('#page').innerText === '2 of 2'")  # the page that has the tree
         assert page.locator(".tree-list [aria-current]").get_attribute("data-tree") == "q42"
 
 

@@ -210,7 +210,7 @@ function remember() {
 
 async function recall() {
   const query = new URLSearchParams(location.search);
-  question.value = query.get("question") ?? "";
+  question.value ||= query.get("question") ?? "";
   if (!namesPolicies) return;
   const fill = (column, suffix) => {
     for (const name of ["policy", "model", "agent", "index", "reward"]) {
@@ -279,3 +279,4 @@ document.addEventListener("keydown", (event) => {
 
 addColumn();
 await recall();
+for (const button of document.querySelectorAll("#ask button")) button.disabled = false;

@@ -8,6 +8,7 @@ const base = location.pathname.replace(/\/$/, "");
 const filters = byId("filters");
 let page = 1, pages = 1, ids = [], version = null;
 let chosen = null, viewer = null;
+let sought = ""; // the tree that the address names, until the list, which may still be read, has it
 
 const settings = () => Object.fromEntries(new FormData(filters));
 const deepLink = () => new URLSearchParams(location.hash.slice(1));
@@ -35,11 +36,13 @@ function tell({ total, judged, reading, growing, scored_by: scoredBy, problem, c
   byId("problem").hidden = !problem;
 }
 
-/** Loads a part of the list: a page, or the page with a tree. */
-async function load({ around = "", to = page } = {}) {
+/** Loads a page of the list; without its number, the same again, or the one that has the tree of the address. */
+async function load(to = null) {
+  if (to !== null) sought = "";
   const { stage, show, q } = settings();
-  const data = await get("list", { stage, show, q, page: to, around });
+  const data = await get("list", { stage, show, q, page: to ?? page, around: sought });
   ({ page, pages, ids, version } = data);
+  if (ids.includes(sought)) sought = "";
   const list = byId("list"), focused = list.contains(document.activeElement) ? document.activeElement.dataset.tree : null;
   list.replaceChildren(parsePart(data.html));
   if (!ids.length) list.textContent = data.total ? "No tree is like this." : "No trees yet.";
@@ -98,7 +101,7 @@ async function move(by) {
   if (ids.indexOf(chosen) < 0) at = by > 0 ? 0 : ids.length - 1;
   if (at < 0 || at >= ids.length) {
     if (page + by < 1 || page + by > pages) return;
-    await load({ to: page + by });
+    await load(page + by);
     at = by > 0 ? 0 : ids.length - 1;
   }
   await show(ids[at]);
@@ -109,7 +112,7 @@ async function move(by) {
 const guarded = (action) => (...given) => Promise.resolve(action(...given)).catch(fail);
 
 async function filter() {
-  await load({ to: 1 });
+  await load(1);
   if (ids.length && !ids.includes(chosen)) await show(ids[0]);
   address();
 }
@@ -130,13 +133,17 @@ function press(event) {
   event.preventDefault();
 }
 
-async function start() {
-  const query = new URLSearchParams(location.search), link = deepLink();
-  filters.elements.q.value = query.get("q") ?? "";
-  const wanted = link.get("tree");
-  await load({ around: wanted ?? "" });
+/** Shows the tree that the address names, or else the first one. */
+async function showFirst() {
+  const link = deepLink(), wanted = link.get("tree");
   if (wanted) await show(wanted, link.get("node"));
   else if (ids.length) await show(ids[0]);
+}
+
+async function start() {
+  filters.elements.q.value = new URLSearchParams(location.search).get("q") ?? "";
+  sought = deepLink().get("tree") ?? "";
+  await load();
 
   let waiting = null;
   listen(`${base}/events?${new URLSearchParams({ stage: settings().stage })}`, {
@@ -146,10 +153,11 @@ async function start() {
       waiting = setTimeout(guarded(async () => {
         waiting = null;
         await load();
-        if (!viewer && ids.length) await show(ids[0]);
+        if (!viewer) await showFirst();
       }), 500);
     },
   });
+  await showFirst(); // where its tree has not been read yet, it is tried again when more have been
 }
 
 if (filters) {
@@ -171,8 +179,8 @@ if (filters) {
   for (const [id, action] of Object.entries({
     before: () => move(-1),
     after: () => move(1),
-    "page-before": () => load({ to: page - 1 }),
-    "page-after": () => load({ to: page + 1 }),
+    "page-before": () => load(page - 1),
+    "page-after": () => load(page + 1),
     fold: () => viewer.foldAll(true),
     unfold: () => viewer.foldAll(false),
     help: () => byId("keys").showModal(),
