@@ -14,7 +14,7 @@ index.py          index build, search, info, check
 data.py           data get, list
 serve.py          serve, serve-agent
 studio.py         studio
-demo.py           demo
+demo/             demo
 machine/          doctor, plan
 """
 
@@ -27,7 +27,7 @@ import typer
 from stepladder.cli.ask_eval import ask_command, eval_command
 from stepladder.cli.data import app as data_app
 from stepladder.cli.declarations import ERR, say
-from stepladder.cli.demo import demo_command
+from stepladder.cli.demo.demo_command import demo_command
 from stepladder.cli.explore import explore_command, pairs_command
 from stepladder.cli.export import adapter_command, export_command
 from stepladder.cli.index import app as index_app

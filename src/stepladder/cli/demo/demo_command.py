@@ -1,17 +1,24 @@
 """`demo`: run a recipe from start to end on one machine, without a key or a download.
 
 It shows the data, one question answered by the oracle, the run stage by stage, the same question answered by the
-trained policy, and the tables and the report of the run. The oracle is the upper bound that retrieval allows.
+trained policy, the tables and the report of the run, and what to type next. The oracle is the upper bound that
+retrieval allows. The studio shows the run meanwhile.
 """
 
 import math
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from stepladder.cli.declarations import OUT, option, takes_groups
+from stepladder.cli.declarations import ERR, OUT, option, takes_groups
+from stepladder.cli.demo.demo_size import RECIPES, expected_seconds, fitting_size, size_of_run
+from stepladder.cli.demo.demo_studio import open_page, studio_of
+from stepladder.cli.machine.plan import duration
 from stepladder.cli.options import RunOut, Seed, UpdateOptions
 from stepladder.cli.recipes import interruptible
 from stepladder.core.errors import StepladderError
@@ -29,8 +36,6 @@ from stepladder.reporting.report import write_report
 from stepladder.reporting.run_tables import print_report
 from stepladder.train.grpo.config import GRPOConfig
 
-#: The recipe of each --size.
-RECIPES = {"small": "prorag-nano", "large": "prorag-nano-large"}
 #: With --minutes: the fastest update to plan for, in seconds, and the maximum number of questions (two thirds of the
 #: train split of Atlas).
 _SECONDS_PER_UPDATE, _MAX_QUESTIONS = 1.0, 800
@@ -42,21 +47,68 @@ def demo_command(
     folder: RunOut = Path("runs/demo"),
     seed: Seed = 0,
     size: Annotated[
-        Literal["small", "large"],
-        typer.Option("--size", help="small: minutes on a laptop. large: trains longer and scores higher."),
-    ] = "small",
+        Literal["auto", "small", "full", "large"],
+        typer.Option(
+            "--size",
+            help="small, full: minutes on a laptop. large: trains longer and scores higher, on a GPU. "
+            "auto measures this machine, and takes full if that ends within ten minutes, else small.",
+        ),
+    ] = "auto",
     minutes: Annotated[
         float | None, option("N", "Minutes of reinforcement learning.", "as the recipe says", min=0.1, max=100_000)
     ] = None,
+    studio: Annotated[
+        bool, typer.Option("--studio/--no-studio", help="Show the run in a browser while it trains.")
+    ] = True,
     options: UpdateOptions,
 ) -> None:
     """Train a small model to search on this machine: a generated encyclopedia, an oracle, scores after each stage."""
     changes = [f"seed={seed}", *(options.overrides or ())]
-    recipe = users_recipe(RECIPES[size], changes)
+    chosen = _choose_size(folder, changes) if size == "auto" else size
+    recipe = users_recipe(RECIPES[chosen], changes)
     if minutes is not None:
-        recipe = users_recipe(RECIPES[size], [*changes, *_time_limit(minutes, recipe)])
-    with interruptible():
+        recipe = users_recipe(RECIPES[chosen], [*changes, *_time_limit(minutes, recipe)])
+    with interruptible(), studio_of(folder, _show_studio) if studio else nullcontext():
         run_demo(OUT, recipe, folder, **options.updating())
+    _say_next(OUT, folder)
+
+
+def _choose_size(folder: Path, changes: Sequence[str]) -> str:
+    """The size of a run that exists, or the one for this machine."""
+    if (known := size_of_run(folder)) is not None:
+        return known
+    if _has_gpu():
+        return "full"
+    _say(ERR, "Measuring this machine, a few seconds ...")
+    seconds = expected_seconds(changes)
+    chosen = fitting_size(seconds)
+    times = ", ".join(f"{size} about {duration(each)}" for size, each in seconds.items())
+    _say(ERR, f"Expected here: {times}. Taking --size {chosen}.\n")
+    return chosen
+
+
+def _has_gpu() -> bool:
+    import torch  # slow to import
+
+    return torch.cuda.is_available()
+
+
+def _show_studio(url: str) -> None:
+    opened = OUT.is_terminal and sys.stdin.isatty() and open_page(url)
+    _say(OUT, f"\nWatch it {'in your browser' if opened else 'live'}: {url}\n")
+
+
+def _say_next(console: Console, folder: Path) -> None:
+    """What to type after the demo."""
+    commands = {
+        f"stepladder studio {folder}": "its trees and curves, and a page to ask it questions",
+        f"stepladder ask --run {folder}": "one question in the terminal, step by step",
+        "stepladder index build FOLDER --out my-index": "your own texts: docs/your-data.md goes on from there",
+    }
+    width = max(map(len, commands))
+    _say(console, "\nNext:")
+    for command, what in commands.items():
+        _say(console, f"  {command:<{width}}   {what}")
 
 
 def _time_limit(minutes: float, recipe: Recipe) -> list[str]:

@@ -1,0 +1,1 @@
+"""The command `demo`: its story, the size that fits the machine, and the studio beside it."""
