@@ -1,4 +1,7 @@
-"""The notebook in examples/ runs from top to bottom."""
+"""The notebooks in examples/ run from top to bottom, one after the other in one kernel: to start one takes long."""
+
+from itertools import chain
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -6,33 +9,65 @@ from nbclient import NotebookClient
 
 from tests.support import ROOT
 
-NOTEBOOK = ROOT / "examples/quickstart.ipynb"
+NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((ROOT / "examples").glob("*.ipynb"))}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each cell shows, by its source."""
+    cells = list(chain.from_iterable(notebook.cells for notebook in NOTEBOOKS.values()))
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number}"
+    every = nbformat.v4.new_notebook(cells=cells)
+    examples = {"metadata": {"path": ROOT / "examples"}}
+    NotebookClient(every, timeout=600, kernel_name="python3", resources=examples).execute()
+    return {cell.source: "".join(map(_text, cell.outputs)) for cell in cells if cell.cell_type == "code"}
+
+
+def _text(output: nbformat.NotebookNode) -> str:
+    data = output.get("data", {})
+    return "".join(
+        str(part) for part in (output.get("text", ""), data.get("text/html", ""), data.get("text/plain", ""))
+    )
+
+
+def shown_by(start: str, shown: dict[str, str]) -> str:
+    """What the first cell shows that starts like this."""
+    return next(text for source, text in shown.items() if source.startswith(start))
 
 
 @pytest.mark.slow
-def test_the_quickstart_notebook_runs_and_shows_its_results() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": NOTEBOOK.parent}}
-    ).execute()
-    outputs = {
-        cell.source: "".join(
-            str(output.get("data", {}).get("text/html", "")) + str(output.get("data", {}).get("text/plain", ""))
-            for output in cell.outputs
-        )
-        for cell in notebook.cells
-        if cell.cell_type == "code"
+def test_the_quickstart_shows_a_run_its_trees_and_comparisons(shown: dict[str, str]) -> None:
+    assert "after" in shown["run.agent.ask(question).show()"]
+    assert "<svg" in shown["run.trees[0]"]
+    assert "eval-sft: F1" in shown["run.scores()"]
+    assert "exact match" in shown_by("sl.evaluate", shown)
+    assert "quickstart" in shown_by("other = ", shown)
+
+
+@pytest.mark.slow
+def test_an_agent_is_trained_on_texts_and_questions(shown: dict[str, str]) -> None:
+    assert "question,answer" in shown_by("import json\nimport tempfile\nfrom pathlib import Path\n\nfrom sample", shown)
+    assert "(600, 'bm25')" in shown_by("index = ", shown)
+    assert "eval-sft" in shown_by('recipe = {\n    "name": "my-data"', shown)
+    assert " -> " in shown_by("print(json.loads", shown), "mined decompositions"
+    assert "after" in shown["run.agent.ask(asked[0].text).show()"]
+    assert "exact match" in shown_by("scores = ", shown)
+
+
+@pytest.mark.slow
+def test_a_reward_model_is_looked_at(shown: dict[str, str]) -> None:
+    scored = shown_by("oracle = sl.load_policy", shown)
+    assert all(0 <= float(line.split()[0]) <= 1 for line in scored.splitlines() if line.endswith("?"))
+    assert {line.split(":")[0] for line in shown_by("import random", shown).splitlines() if "lowest" in line} >= {
+        "gold",
+        "answer_first",
     }
-    assert (
-        "answered after" in outputs["run.agent.ask(question).show()"]
-        or "after" in outputs["run.agent.ask(question).show()"]
-    )
-    assert "<svg" in outputs["run.trees[0]"]
-    assert "eval-sft: F1" in outputs["run.scores()"]
-    assert "exact match" in next(shown for source, shown in outputs.items() if source.startswith("sl.evaluate"))
-    assert "quickstart" in next(shown for source, shown in outputs.items() if "sl.compare" in source)
+    assert "mean" in shown_by("examination = ", shown)
+    assert "SVG" in shown_by("display(SVG", shown)
 
 
-def test_the_notebook_is_stored_without_outputs() -> None:
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    assert all(not cell.outputs and cell.execution_count is None for cell in cells if cell.cell_type == "code")
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_stored_without_outputs(name: str) -> None:
+    stored = nbformat.read(Path(ROOT / "examples" / f"{name}.ipynb"), as_version=4)
+    assert all(not cell.outputs and cell.execution_count is None for cell in stored.cells if cell.cell_type == "code")

@@ -6,6 +6,7 @@ questions by split, and passages if the data has them.
 """
 
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError, nearest, unknown_name
@@ -83,10 +84,16 @@ def _parts(name: str) -> list[str]:
 
 def _open(name: str, seed: int) -> DataSet:
     if name in DATA_SETS:
-        atlas = generate_atlas(_size(name), seed)
-        return DataSet(name, atlas.questions, atlas.passages)
+        return _generated(name, seed)
     path = _find_required(name)
     return open_files(path.name, {"all": path}) if path.is_file() else open_folder(path)
+
+
+@lru_cache(maxsize=1)
+def _generated(name: str, seed: int) -> DataSet:
+    """A world of Atlas. The newest one is kept: to generate it again takes a second or more."""
+    atlas = generate_atlas(_size(name), seed)
+    return DataSet(name, atlas.questions, atlas.passages)
 
 
 def _find(name: str) -> Path | None:

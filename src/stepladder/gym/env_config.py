@@ -6,7 +6,6 @@ In: the arguments of `gymnasium.make`. Out: an `EnvBackend` for one environment 
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -18,7 +17,7 @@ from stepladder.core.errors import StepladderError, nearest
 from stepladder.core.requests import Algorithm, Result, Sampling
 from stepladder.core.step_scorer import Derived, StepScorer
 from stepladder.core.trace import Question
-from stepladder.data import DATA_SETS, DataSet, load_dataset
+from stepladder.data import DataSet, load_dataset
 from stepladder.driver import Driver, Failure, Outcome
 from stepladder.engines.openai.server_config import ServerConfig
 from stepladder.explore.episode import EpisodeConfig
@@ -134,7 +133,7 @@ class EnvBackend:
         data = None
         if settings.questions is None or settings.data is not None:
             name = settings.data or "atlas-small"
-            data = _generated_data(name, seed=settings.world_seed) if name in DATA_SETS else load_dataset(name)
+            data = load_dataset(name, seed=settings.world_seed)
         self.questions = settings.questions or ()
         if data is not None and settings.questions is None:
             only = next(iter(data.questions)) if len(data.questions) == 1 else "train"
@@ -212,10 +211,6 @@ class EnvBackend:
 def failures_of(outcomes: Sequence[Outcome[Any]]) -> list[Failure]:
     """Why some failed."""
     return [outcome.failure for outcome in outcomes if outcome.failure is not None]
-
-
-#: Cached: generating a data set takes a second, and many environments use the same.
-_generated_data = lru_cache(maxsize=1)(load_dataset)
 
 
 def _open_scorer(scorer: Any, derived: Derived) -> StepScorer:

@@ -3,6 +3,7 @@
 In: a name, such as auto, cuda:1 or bf16. Out: torch's device or dtype, or an error that says what is missing.
 """
 
+import platform
 from functools import cache
 from logging import getLogger
 
@@ -40,8 +41,17 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @cache
 def _cpu_supports_bf16() -> bool:
-    """Without support, torch's scalar fallback is hundreds of times slower than fp32."""
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    """Whether the CPU multiplies in bf16. Emulated with AVX-512 it is slower than fp32, by torch hundreds of times."""
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported() and (not _is_x86() or x86_multiplies_bf16()):
         return True
     log.warning("this CPU does not support bf16: using fp32 instead")
     return False
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def x86_multiplies_bf16() -> bool:
+    """Whether an x86 CPU has instructions for bf16."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

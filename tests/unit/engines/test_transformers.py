@@ -656,16 +656,35 @@ def test_a_model_object_needs_its_tokenizer() -> None:
         TransformersEngine(tiny_model())
 
 
-@pytest.mark.parametrize(("has_bf16", "found"), [(True, torch.bfloat16), (False, torch.float32)])
+@pytest.mark.parametrize(
+    ("machine", "known", "avx512_bf16", "amx", "found"),
+    [
+        ("aarch64", True, False, False, torch.bfloat16),
+        ("aarch64", False, False, False, torch.float32),
+        ("x86_64", True, True, False, torch.bfloat16),
+        ("x86_64", True, False, True, torch.bfloat16),
+        ("x86_64", True, False, False, torch.float32),  # emulated with AVX-512
+        ("x86_64", False, False, False, torch.float32),
+    ],
+)
 def test_a_processor_without_bf16_computes_in_fp32(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_bf16: bool, found: torch.dtype
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    machine: str,
+    known: bool,
+    avx512_bf16: bool,
+    amx: bool,
+    found: torch.dtype,
 ) -> None:
-    """torch would take hundreds of times as long."""
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
+    """torch would take several times as long, or hundreds of times."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: known)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr("platform.machine", lambda: machine)
     devices._cpu_supports_bf16.cache_clear()
     try:
         assert [devices.pick_dtype("bf16", torch.device("cpu")) for _ in range(2)] == [found, found]
         assert devices.pick_dtype("bf16", torch.device("cuda")) is torch.bfloat16
-        assert caplog.text.count("using fp32 instead") == int(not has_bf16)
+        assert caplog.text.count("using fp32 instead") == int(found is torch.float32)
     finally:
         devices._cpu_supports_bf16.cache_clear()

@@ -22,7 +22,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.trace import Passage
 from stepladder.models import is_model_folder
-from stepladder.models.devices import pick_device, pick_dtype
+from stepladder.models.devices import pick_device, pick_dtype, x86_multiplies_bf16
 from stepladder.models.loading import NO_CODE, quiet_libraries, reason_of
 from stepladder.retrieval.index.dense_config import EncoderConfig, card_of
 
@@ -169,4 +169,4 @@ def _source(encoder: str) -> str:
 def _has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
-    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+    return x86_multiplies_bf16()
