@@ -129,7 +129,7 @@ def run_demo(console: Console, recipe: Recipe, folder: Path, **updating: Any) ->
     passages = f"{len(context.data.passages):,} passages, " if context.data.passages is not None else ""
     _say(console, f"A generated encyclopedia, {recipe.shared.data.name}: {passages}{splits} questions.")
     questions = context.split("test")
-    example = next((question for question in questions if question.searches_needed == 2), questions[0])
+    example = next((each for each in questions if each.searches_needed == 2 and each.kind == "bridge"), questions[0])
     _say(console, "\nA question answered by the oracle, which replays the gold queries over real search results:\n")
     _answer(context, ORACLE, example, recipe.seed)
 
