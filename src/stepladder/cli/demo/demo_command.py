@@ -103,7 +103,7 @@ def _say_next(console: Console, folder: Path) -> None:
     commands = {
         f"stepladder studio {folder}": "its trees and curves, and a page to ask it questions",
         f"stepladder ask --run {folder}": "one question in the terminal, step by step",
-        "stepladder index build FOLDER --out my-index": "your own texts: docs/your-data.md goes on from there",
+        "stepladder index build FOLDER --out my-index": "your own texts: then docs/your-data.md",
     }
     width = max(map(len, commands))
     _say(console, "\nNext:")
