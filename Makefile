@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Quiet pip keeps the first screen readable; its errors still show. Modules are compiled when they are imported: most
-# never are, and compiling all of them takes half of the time.
+# never are, and compiling all of them takes half of the time. Old versions of pip take twice as long.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Compiled modules are kept, also where the environment says otherwise: compiling all of them for every process takes
 # twenty seconds.
@@ -49,6 +49,7 @@ clean:
 	  { echo "Stepladder needs Python >= 3.11; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up .venv (once; a minute or two) ..."
 	@$(PYTHON) -m venv .venv
+	@$(PIP) --upgrade pip
 	@touch $@
 
 .venv/.installed: .venv/.created pyproject.toml constraints.txt

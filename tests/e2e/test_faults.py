@@ -1,4 +1,7 @@
-"""The standing check of faults: a short seed always, ten minutes of all jobs on request."""
+"""The standing check of faults, on request: a short seed of one job, ten minutes of all jobs.
+
+What a kill leaves behind is tested job by job in `test_killed_*.py`.
+"""
 
 import os
 import subprocess
@@ -9,7 +12,10 @@ import pytest
 
 from tests.support import ROOT
 
-pytestmark = pytest.mark.slow  # an undisturbed run, then disturbed ones
+pytestmark = [
+    pytest.mark.slow,  # an undisturbed run, then disturbed ones
+    pytest.mark.skipif("STEPLADDER_LONG_TESTS" not in os.environ, reason="takes minutes: set STEPLADDER_LONG_TESTS=1"),
+]
 
 
 def survives(out: Path, *options: str) -> None:
@@ -26,6 +32,5 @@ def test_work_survives_random_faults(tmp_path: Path) -> None:
     survives(tmp_path / "out", "--short", "--only", "recipe", "--minutes", "0.1", "--seed", "7")
 
 
-@pytest.mark.skipif("STEPLADDER_LONG_TESTS" not in os.environ, reason="takes minutes: set STEPLADDER_LONG_TESTS=1")
 def test_all_jobs_survive_ten_minutes_of_faults(tmp_path: Path) -> None:
     survives(tmp_path / "out", "--minutes", "10", "--seed", "7")

@@ -162,7 +162,7 @@ def test_an_error_is_printed_once(launched: Any, error: str) -> None:
 def test_torchrun_with_a_killed_process(tmp_path: Path, shell: Shell) -> None:
     """A second launch in the same folder is refused; the run resumes with one process."""
     recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
-    many = RECIPE.replace("dev_questions: 3", "dev_questions: 0, eval_steps: 2").replace("epochs: 1", "epochs: 15")
+    many = RECIPE.replace("dev_questions: 3", "dev_questions: 0, eval_steps: 2").replace("epochs: 1", "epochs: 8")
     recipe.write_text(many)
     command = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port(), "-m", "stepladder"]
     command += ["run", str(recipe), "--out", str(run)]

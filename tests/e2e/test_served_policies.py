@@ -1,6 +1,5 @@
 """Policies behind servers: a server that dies, spending limits across kill -9, training on what a server wrote."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from stepladder.reporting.studies.study_arms import prepare
 from stepladder.reporting.studies.study_runner import run_study
 from stepladder.reporting.studies.study_spec import Study
 from tests.support import openai_server
+from tests.support.forked_jobs import forked_jobs
 from tests.support.openai_server import Answer, Server
 from tests.support.served_policies import DATA, Player
 from tests.support.shell import Shell
@@ -91,7 +91,9 @@ def test_a_server_that_dies_in_the_middle_loses_and_doubles_nothing(
 
 
 @pytest.mark.slow
-def test_a_spending_limit_holds_across_a_kill(server: Server, player: Player, tmp_path: Path) -> None:
+def test_a_spending_limit_holds_across_a_kill(
+    server: Server, player: Player, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some calls are answered, the others hang when the process is killed: those may have been billed, and count."""
     killed = threading.Event()
 
@@ -104,10 +106,11 @@ def test_a_spending_limit_holds_across_a_kill(server: Server, player: Player, tm
     run = tmp_path / "run"
     command = "explore --model scripted --agent search-r1 --data atlas-small -k 1 --questions 4 --simulations 12 --out"
     limits = ["--set", "width=4", "--concurrency", "4", "--timeout", "600", "--base-url", server.url, "--policy-budget"]
-    words = [sys.executable, "-m", "stepladder", *command.split(), str(run), *limits]
-    environment = os.environ | {"NO_PROXY": "127.0.0.1"}
+    words = [*command.split(), str(run), *limits]
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     # room for the 14 calls whatever their order
-    child = subprocess.Popen([*words, "90ktok"], env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    program = [sys.executable, "-m", "stepladder", *words, "90ktok"]
+    child = subprocess.Popen(program, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         with server.lock:
             assert server.lock.wait_for(lambda: len(server.requests) == 14, timeout=300)
@@ -119,12 +122,11 @@ def test_a_spending_limit_holds_across_a_kill(server: Server, player: Player, tm
     assert len(answered) >= 10
 
     limit = spent(run) + 100  # less than any call may cost
-    again = subprocess.run([*words, f"{limit}tok"], env=environment, capture_output=True, text=True, check=False)
-    assert again.returncode == 2
-    assert f"the budget of {limit}tok is spent" in again.stderr
-    assert "4 calls that may have been billed count with their maximum" in again.stderr
+    refused = " ".join(shell(*words, f"{limit}tok", code=2).split())
+    assert f"the budget of {limit}tok is spent" in refused
+    assert "4 calls that may have been billed count with their maximum" in refused
     assert spent(run) == limit - 100
-    subprocess.run([*words, "900ktok"], env=environment, capture_output=True, text=True, check=True)
+    shell(*words, "900ktok")
     assert len(list(read_trees(run / "explore" / "trees.jsonl.gz"))) == 4
     calls = Counter((str(body["messages"]), body["seed"], body["temperature"]) for body in server.requests)
     assert Counter(calls.values()).keys() <= {1, 2}
@@ -244,7 +246,8 @@ def test_the_arms_of_a_study_are_played_by_a_model_behind_a_server(
         "estimand": {"stage": "after"},
     }
     study = prepare(Study.read(definition))
-    run_study(study, tmp_path / "study", jobs=1, console=Console(quiet=True))
+    with forked_jobs():
+        run_study(study, tmp_path / "study", jobs=1, console=Console(quiet=True))
     for arm in study.arms:
         assert {searches for _, _, searches in result_of(tmp_path / "study" / "seed-0" / arm, "after")} == {1}
     samples = Counter(body.get("n", 1) for body in server.requests)

@@ -27,13 +27,14 @@ TRAINING: dict[str, Any] = {
     "name": "seconds",
     "policy": "tiny",
     "agent": "prorag-brief",
+    "data": {"name": "atlas-small"},
     "device": "cpu",
     "search": {"k": 1},
     "episode": {"max_tokens": 8},
     "stages": {
-        "sft": {"questions": 16, "num_train_epochs": 4, "dev_questions": 2, "eval_steps": 4, "batch_size": 4},
-        "explore": {"questions": 3, "simulations": 4},
-        "after": {"kind": "eval", "limit": 3},
+        "sft": {"questions": 16, "num_train_epochs": 2, "dev_questions": 2, "eval_steps": 4, "batch_size": 4},
+        "explore": {"questions": 1, "simulations": 4},
+        "after": {"kind": "eval", "limit": 2},
     },
 }
 

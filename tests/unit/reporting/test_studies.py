@@ -24,6 +24,7 @@ from stepladder.reporting.studies.study_results import read_results
 from stepladder.reporting.studies.study_run_result import RunReader
 from stepladder.reporting.studies.study_runner import COMMAND, jobs_of, run_jobs, run_study
 from stepladder.reporting.studies.study_spec import SHARED, Budget, Estimand
+from tests.support.forked_jobs import forked_jobs
 from tests.support.small_study import small_study
 
 
@@ -39,7 +40,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
     folder, told = tmp_path_factory.mktemp("finished"), StringIO()
     study = small_study(folder)
     assert len(read_results(study, folder / "study").unfinished) == 2
-    run_study(study, folder / "study", jobs=2, console=Console(file=told, width=200))
+    with forked_jobs():
+        run_study(study, folder / "study", jobs=2, console=Console(file=told, width=200))
     assert "seed-0 long: done" in told.getvalue()
     return study, folder / "study"
 
@@ -109,7 +111,8 @@ def test_results_are_enough_to_go_on(finished: tuple[Study, Path], tmp_path: Pat
     (folder / "seed-0" / "long.json").unlink()  # as if the time of the first machine had ended before
     assert [each.arm for each in read_results(study, folder).unfinished] == ["long"]
     assert [job.folder.name for job in jobs_of(study, folder, 0)] == [SHARED, "long"]
-    run_study(study, folder, keep="results", console=quiet)
+    with forked_jobs():
+        run_study(study, folder, keep="results", console=quiet)
     again = read_results(study, folder)
     assert again.unfinished == ()
     assert again.arm("long").values == kept.arm("long").values

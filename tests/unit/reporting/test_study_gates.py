@@ -23,6 +23,7 @@ from stepladder.reporting.studies.study_runner import run_jobs, run_study
 from stepladder.reporting.studies.study_slot import Slot
 from stepladder.reporting.studies.study_spec import SHARED
 from tests.support import ROOT
+from tests.support.forked_jobs import forked_jobs
 from tests.support.small_study import small_study, small_study_file
 
 
@@ -64,9 +65,8 @@ def test_no_arm_is_begun_behind_a_closed_gate(tmp_path: Path) -> None:
         tmp_path,
     )
     for _ in range(2):  # and no second start begins one
-        with pytest.raises(
-            StepladderError, match=r"warm is 0\.000 with seed 0, expected at least 0\.25 and at most 0\.45"
-        ):
+        message = r"warm is 0\.000 with seed 0, expected at least 0\.25 and at most 0\.45"
+        with forked_jobs(), pytest.raises(StepladderError, match=message):
             run_study(study, folder, jobs=2, console=Console(file=StringIO()))
     assert not run_folder(folder, 0, "short").exists()
     assert json.loads((folder / "seed-0" / FILE).read_text()) == {"warm": 0.0, "searches": 0.0}
