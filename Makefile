@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Quiet pip keeps the first screen readable; its errors still show. Modules are compiled when they are imported: most
 # never are, and compiling all of them takes half of the time. Old versions of pip take twice as long.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Compiled modules are kept, also where the environment says otherwise: compiling all of them for every process takes
 # twenty seconds.
 export PYTHONDONTWRITEBYTECODE :=

