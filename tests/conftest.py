@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from stepladder.core.io import known_servers, masking
 from stepladder.core.trace import Question
@@ -23,6 +24,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test at once: let e
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
+
+#: The machine may be busy: no example fails because it took long.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 TESTS = ROOT / "tests"
 #: Read when trl, which imports trackio, is imported.

@@ -47,7 +47,7 @@ def accepts(lark: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_all_that_a_grammar_allows_is_a_well_formed_action_that_is_due(name: str, data: st.DataObject) -> None:
     agent = make_agent(name)

@@ -3,7 +3,7 @@
 import string
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from stepladder import Question, Step, Trajectory
 from stepladder.core.answer_metrics import (
@@ -108,13 +108,11 @@ words = st.sampled_from(["yes", "No", "noanswer", "the", "A", "an", "Red", "fox"
 texts = st.lists(words, max_size=6).map(" ".join)
 
 
-@settings(deadline=None)
 @given(texts, texts)
 def test_f1_agrees_with_a_second_implementation(prediction: str, answer: str) -> None:
     assert token_overlap(prediction, answer) == pytest.approx(second_opinion(prediction, answer))
 
 
-@settings(deadline=None)
 @given(st.one_of(st.none(), texts, st.text()), st.lists(st.one_of(texts, st.text()), min_size=1, max_size=3))
 def test_scores_are_shares_and_agree_with_each_other(prediction: str | None, answers: list[str]) -> None:
     result = score_answer(prediction, answers)
@@ -128,14 +126,12 @@ def test_scores_are_shares_and_agree_with_each_other(prediction: str | None, ans
     assert result.f1 >= max(score_answer(prediction, [each]).f1 for each in answers)
 
 
-@settings(deadline=None)
 @given(texts, texts)
 def test_precision_is_recall_the_other_way_round(one: str, other: str) -> None:
     f1, precision, recall = token_overlap(one, other)
     assert token_overlap(other, one) == (f1, recall, precision)
 
 
-@settings(deadline=None)
 @given(texts, texts, st.data())
 def test_case_articles_and_punctuation_do_not_count(prediction: str, answer: str, data: st.DataObject) -> None:
     plain = score_answer(prediction, (answer,))
@@ -146,7 +142,6 @@ def test_case_articles_and_punctuation_do_not_count(prediction: str, answer: str
     assert score_answer(prediction[:position] + mark + prediction[position:], (answer,)) == plain
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_normalising_twice_changes_nothing(text: str) -> None:
     once = normalize(text)

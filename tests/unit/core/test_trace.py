@@ -62,13 +62,13 @@ def trees(draw: st.DrawFn) -> Tree:
     return Tree(draw(questions), draw(texts), tuple(nodes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trajectories)
 def test_a_trajectory_survives_json_exactly(trajectory: Trajectory) -> None:
     assert loads(dumps(trajectory), Trajectory) == trajectory
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trees())
 def test_a_tree_survives_json_exactly(tree: Tree) -> None:
     assert loads(dumps(tree), Tree) == tree

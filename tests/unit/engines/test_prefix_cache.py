@@ -79,7 +79,7 @@ def one_pass(engine: TransformersEngine, reply: Generation) -> list[float]:
     return torch.log_softmax(logits_TV, -1)[range(len(written)), written].tolist()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.sampled_from(["tiny", "nano"]), st.randoms(use_true_random=False))
 def test_whatever_was_read_before_a_reply_is_that_of_a_plain_pass(name: str, rng: Random) -> None:
     """Random steps on from random earlier ones, in batches of any size and order, while older ones are dropped."""
@@ -325,7 +325,7 @@ def block_of(sequences: list[list[int]]) -> DenseKVCache:
 token_lists = st.lists(st.lists(st.integers(0, 1), max_size=50), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(token_lists, max_size=4), st.lists(st.integers(0, 1), max_size=60))
 def test_what_is_found_is_a_beginning_that_is_there(stored: list[list[list[int]]], tokens: list[int]) -> None:
     one = block_of([[]]).bytes

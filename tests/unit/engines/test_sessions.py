@@ -33,7 +33,7 @@ def opened(engine: TransformersEngine) -> Session:
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.randoms(use_true_random=False))
 def test_replies_do_not_depend_on_who_else_is_under_way(rng: Random) -> None:
     engine = exact("tiny", 4_000_000)

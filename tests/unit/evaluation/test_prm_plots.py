@@ -49,7 +49,7 @@ def test_a_group_without_scores_keeps_its_row() -> None:
     assert said[at : at + 4] == ["shuffled", "0", "–", "–"]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.dictionaries(st.text(max_size=30), st.lists(st.floats(-1e9, 1e9), max_size=30), min_size=1, max_size=4),
     st.text(max_size=200),
@@ -92,7 +92,7 @@ def test_the_legend_tells_how_good_each_prediction_is() -> None:
     assert "5 steps, 60.0% good." in said
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.booleans()), min_size=1, max_size=30),
     st.text(max_size=60),

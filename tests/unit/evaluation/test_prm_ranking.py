@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from stepladder.core.errors import StepladderError
 from stepladder.evaluation import statistics
@@ -174,7 +174,6 @@ def test_platt_recovers_the_distortion_of_a_calibrated_score() -> None:
     assert auc(after, labels) == pytest.approx(auc(scores, labels))
 
 
-@settings(deadline=None)
 @given(STEPS, st.floats(1e-3, 1e3))
 def test_nothing_near_the_platt_scaling_fits_better(steps: list[tuple[float, bool]], unit: float) -> None:
     assume(len({score for score, _ in steps}) > 1)  # the scale of equal scores is not determined

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from stepladder.evaluation import statistics as stats
 from stepladder.evaluation.statistics import Interval, mean_interval, paired_difference
@@ -97,7 +97,6 @@ def test_a_p_value_by_hand() -> None:
     assert paired_difference([1, 1, 0], [0, 0, 1]).p_value == 1
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([-1.0, -0.7, -0.1, 0.0, 0.1, 0.2, 0.3, 1.0]), min_size=1, max_size=9))
 def test_small_samples_are_enumerated_exactly(differences: list[float]) -> None:
     result = paired_difference(differences, [0.0] * len(differences))

@@ -76,7 +76,7 @@ def ends(tree: Tree) -> list[Node]:
     return [node for node in tree.nodes if node.stop is not None]
 
 
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=60)
 @given(seed=st.integers(0, 10_000), stems=st.integers(1, 4), branches=st.integers(0, 6))
 def test_every_stem_and_every_branch_comes_to_an_end_of_its_own(seed: int, stems: int, branches: int) -> None:
     engine = Watched()

@@ -96,7 +96,7 @@ def discounted(tree: Tree, gamma: float, decay: float) -> list[float]:
     return [total / max(count, 1) for total, count in found]
 
 
-@examples(max_examples=150, deadline=None)
+@examples(max_examples=150)
 @given(
     agent=st.sampled_from(["prorag-brief", "rag", "direct", "cot"]),
     seed=st.integers(0, 1000),

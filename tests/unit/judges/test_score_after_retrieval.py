@@ -128,7 +128,7 @@ def test_a_query_at_the_step_limit_has_no_passages_and_is_scored_where_it_ends()
     assert read_to(builder(after_retrieval=True).trajectory(ended)) == read_to(builder().trajectory(first))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(AGENTS), st.integers(10, 900), st.integers(1, 5))
 def test_long_histories_are_cut_at_the_left(agent: str, window: int, steps: int) -> None:
     trajectory = played(agent)

@@ -99,7 +99,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 NUMBERS = st.floats(-1e9, 1e9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.dictionaries(
         st.text(max_size=60),
@@ -171,7 +171,7 @@ def test_a_learning_curve_has_dots_for_dev_scores() -> None:
 FINITE = st.floats(-1e30, 1e30).filter(lambda value: value == 0 or abs(value) > 1e-30)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(FINITE, max_size=60), st.lists(FINITE, min_size=1, max_size=3))
 def test_any_finite_numbers_can_be_drawn(updates: list[float], dev: list[float]) -> None:
     drawn = curve_svg('<loss> & "more"', list(enumerate(updates)), [], list(enumerate(dev)))

@@ -72,7 +72,7 @@ def trees(draw: st.DrawFn) -> Tree:
     return Tree(Question("q", draw(st.text(max_size=300)), ("x",)), "prorag", tuple(nodes))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trees())
 def test_no_two_boxes_overlap_and_every_picture_is_well_formed(tree: Tree) -> None:
     boxes = layout(tree, top=100)

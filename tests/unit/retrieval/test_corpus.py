@@ -355,7 +355,7 @@ TITLES = TEXTS.filter(lambda text: "\n" not in text)
 
 
 @given(st.lists(st.tuples(TITLES, TEXTS), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_equal_content_gives_equal_passages_in_every_kind_of_table(texts: list[tuple[str, str]]) -> None:
     rows = [("last", "Title", "Not blank."), *((str(i), title, text) for i, (title, text) in enumerate(texts))]
     expected: dict[tuple[str, str], Passage] = {}
@@ -388,7 +388,7 @@ def fresh_words(pieces: Iterable[Chunk]) -> list[str]:
 
 
 @given(DOCUMENTS | st.text(CHARACTERS, max_size=80), SIZES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_splitting_loses_no_word_and_no_order(text: str, sizes: tuple[int, int]) -> None:
     words, overlap = sizes
     pieces = list(split_text(text.split("\n"), words, overlap))
@@ -401,7 +401,7 @@ def test_splitting_loses_no_word_and_no_order(text: str, sizes: tuple[int, int])
 
 
 @given(DOCUMENTS, SIZES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_markdown_loses_no_word_either(text: str, sizes: tuple[int, int]) -> None:
     pieces = list(split_markdown(text.split("\n"), *sizes))
     marks = {"#", "##", ">"}
@@ -413,7 +413,7 @@ def test_markdown_loses_no_word_either(text: str, sizes: tuple[int, int]) -> Non
 
 
 @given(st.lists(DOCUMENTS, min_size=1, max_size=4), SIZES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_ids_are_unique_and_depend_on_the_file_alone(texts: list[str], sizes: tuple[int, int]) -> None:
     words, overlap = sizes
     with TemporaryDirectory() as name:

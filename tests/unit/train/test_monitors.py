@@ -66,7 +66,7 @@ def test_noise_alone_raises_nothing(seed: int, episodes: int) -> None:
     seed=st.integers(0, 2**32 - 1),
     level=st.fixed_dictionaries({column: st.floats(0.05, 0.95) for column in SHARES}),
 )
-@settings(max_examples=20, deadline=None, derandomize=True)  # by chance, once in thousands of runs, noise is a trend
+@settings(max_examples=20, derandomize=True)  # by chance, once in thousands of runs, noise is a trend
 def test_noise_raises_nothing_wherever_a_run_began(seed: int, level: dict[str, float]) -> None:
     courses = {column: line((1, value)) for column, value in level.items()}
     assert alarms_of(run(60, seed=seed, **courses)) == []

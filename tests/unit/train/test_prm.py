@@ -347,7 +347,7 @@ steps = st.builds(
 trajectories = st.builds(lambda each: Trajectory(QUESTION, AGENT, tuple(each)), st.lists(steps, max_size=5))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(trajectories, max_size=4), st.integers(1, 5), st.sampled_from([5, 20, 60, 4096]))
 def test_whatever_is_scored_in_whatever_batches(
     both: tuple[ProcessRewardModel, Any], given: list[Trajectory], max_batch: int, window: int

@@ -103,7 +103,7 @@ def test_a_token_shared_by_a_tag_and_other_text_has_the_weight_of_the_tag() -> N
 author_and_text = st.tuples(st.sampled_from([Author.POLICY, Author.ENVIRONMENT]), st.text(min_size=1, max_size=12))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(author_and_text, max_size=6), st.sampled_from(["<answer>", "</step>", "a", "é"]))
 def test_lengths_agree_and_only_the_policy_weighs(parts: list[tuple[Author, str]], tag: str) -> None:
     trajectory = transcript((Author.PROMPT, "Q " + tag), *parts, (Author.POLICY, "x" + tag))
