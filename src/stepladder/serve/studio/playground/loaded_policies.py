@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.masking import mask
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, DataSet
+from stepladder.data.data_config import DataConfig
 from stepladder.driver import Driver
 from stepladder.explore.episode import episode
 from stepladder.models import NAMED
@@ -245,11 +247,18 @@ def _about(settings: PolicySettings, context: RunContext) -> dict[str, Any]:
         "label": settings.label,
         "reason": settings.reason,
         "agent": shared.agent,
-        "index": shared.data.index or shared.data.name or "question files" if context.agent.searches else None,
+        "index": _index_name(shared.data) if context.agent.searches else None,
         "reward": settings.reward_label,
         "format": str(asdict(context.agent.play)["format"]),
         "oracle": settings.engine == ORACLE,
     }
+
+
+def _index_name(data: DataConfig) -> str:
+    """The index as the user would type it: below the folder where the server was started, without the path to there."""
+    if data.index is None:
+        return data.name or "question files"
+    return "+".join(part.removeprefix(f"{Path.cwd()}/") for part in data.index.split("+"))
 
 
 def _silent() -> Console:
