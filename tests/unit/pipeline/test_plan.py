@@ -127,6 +127,7 @@ def test_measured_rates_of_this_machine_are_stored_and_used(own_cache: Path, mon
     assert found.source != before.source
     assert sorted(found.training) == sorted(found.generation["transformers"].flops) == [64, 128]
     assert all(value > 1e6 for value in found.training.values())
+    assert found.request_seconds != before.request_seconds
     assert measured_file().is_relative_to(own_cache)
     measured_file().write_text("cpu: {generation: 3}", encoding="utf-8")
     with pytest.raises(StepladderError, match=r"plan-rates.yaml is damaged.*--measure"):

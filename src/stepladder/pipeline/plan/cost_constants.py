@@ -154,6 +154,7 @@ def _measured(rates: Rates, entry: Mapping[str, Any]) -> Rates:
         generation={**rates.generation, **_engines(entry)},
         training=_points(entry["training"]["flops"]) or {},
         update_seconds=float(entry["training"]["update_seconds"]),
+        request_seconds=float(entry.get("request_seconds", rates.request_seconds)),
     )
 
 

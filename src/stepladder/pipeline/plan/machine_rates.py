@@ -26,6 +26,8 @@ _MOST_PARAMETERS, _MOST_WORDS = 60e6, 49_152
 #: (rows of a small and of a large batch, rows and tokens of training) on a CPU and on a GPU.
 _SIZES = {True: (2, 32, 4, 320), False: (8, 256, 16, 1024)}
 _WRITTEN, _READ = 24, 320
+#: The least that a request takes: the agent and the driver, which are not measured.
+_REQUEST_SECONDS = 1e-3
 
 
 def measure_rates(shape: ModelShape, cluster: Cluster) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def measure_rates(shape: ModelShape, cluster: Cluster) -> dict[str, Any]:
     model = _random_model(cut, device)
     small, large, rows, length = _SIZES[cluster.is_cpu]
     bandwidth = _bandwidth(device)
-    step, row, read = _generation(model, cut, small, large)
+    step, row, read, request = _generation(model, cut, small, large)
     width = 4 if cluster.is_cpu else 2
     layer = max((step - width * cut.computed_parameters / bandwidth) / cut.layers, 1e-6)
     trained, update = _training(model, cut, rows, length)
@@ -57,6 +59,7 @@ def measure_rates(shape: ModelShape, cluster: Cluster) -> dict[str, Any]:
             }
         },
         "training": {"flops": {shape.hidden: trained}, "update_seconds": update},
+        "request_seconds": request,
     }
 
 
@@ -120,8 +123,8 @@ def _bandwidth(device: Any) -> float:
     return float(values.numel() * 4 / seconds)
 
 
-def _generation(model: Any, shape: ModelShape, small: int, large: int) -> tuple[float, float, float]:
-    """Seconds of a decoding step, of a row in it, and of a token that is read."""
+def _generation(model: Any, shape: ModelShape, small: int, large: int) -> tuple[float, float, float, float]:
+    """Seconds of a decoding step, of a row in it, of a token that is read, and of a request beside all these."""
     import torch
 
     from stepladder.core.requests import Generate, Sampling
@@ -146,10 +149,12 @@ def _generation(model: Any, shape: ModelShape, small: int, large: int) -> tuple[
     write(2, 16, 4)
     few, many = (min(write(rows, 8, _WRITTEN) for _ in range(2)) for rows in (small, large))
     read = min(write(4, _READ, 1) for _ in range(2))
+    short = min(write(large, 8, 1) for _ in range(2))
     engine.close()
     row = max((many - few) / _WRITTEN / (large - small), 1e-9)
     step = max(few / _WRITTEN - small * row, 1e-6)
-    return step, row, max((read - step) / (4 * _READ), 1e-9)
+    token = max((read - step) / (4 * _READ), 1e-9)
+    return step, row, token, max(short / large - step / large - row - 8 * token, _REQUEST_SECONDS)
 
 
 def _training(model: Any, shape: ModelShape, rows: int, length: int) -> tuple[float, float]:
