@@ -108,6 +108,16 @@ def test_the_demo_takes_the_size_that_fits_the_machine(
     assert f"stepladder studio {tmp_path / 'run'}" in told.out, "what to type next"
 
 
+def test_a_folder_that_is_no_run_is_refused_before_the_machine_is_measured(
+    asked: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(f"{DEMO}.expected_seconds", lambda _: pytest.fail("the machine was measured"))
+    (tmp_path / "mine.txt").write_text("mine")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert "contains other files (mine.txt) and is not a run" in " ".join(capsys.readouterr().err.split())
+    assert asked == []
+
+
 def test_a_run_of_the_demo_keeps_its_size(asked: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{DEMO}.expected_seconds", lambda _: pytest.fail("the machine was measured again"))
     MadeRun(tmp_path / "run", load_recipe("prorag-nano-small").plain())

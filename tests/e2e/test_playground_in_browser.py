@@ -111,7 +111,8 @@ def test_what_the_user_wrote_is_not_lost_when_it_is_refused(browser: "Browser") 
         page.fill(".editor [name=thought]", "My own thought.")
         page.fill(".editor [name=content]", " ")
         page.keyboard.press("Control+Enter")
-        expect(page.locator(".notice")).to_contain_text("step 1 cannot be written like this: empty <subquery>")
+        expect(page.locator(".editor .notice")).to_contain_text("step 1 cannot be written like this: empty <subquery>")
+        expect(page.locator(".answer .text")).to_have_text("Velm")
         expect(page.locator("li.step")).to_have_count(5)
         expect(page.locator(".editor [name=thought]")).to_have_value("My own thought.")
         page.fill(".editor [name=content]", "Who built Orm Tower?")
@@ -142,6 +143,36 @@ def test_escape_stops_an_answer(browser: "Browser") -> None:
         engine.go.set()
         page.locator("li.step").hover()
         expect(page.get_by_text("Edit", exact=True)).to_be_visible()  # it can be continued from here
+
+
+def test_a_change_that_is_stopped_leaves_the_answer_as_it_was(browser: "Browser") -> None:
+    engine = Oracle()
+    with playing_agent(engine) as server, opened(browser, server.url) as page:
+        ask(page)
+        expect(page.locator(".answer .text")).to_have_text("Velm")
+        engine.held = "architect"
+        for _ in range(2):
+            page.locator("li.step").nth(1).hover()
+            page.locator("li.step").nth(1).get_by_text("Retry").click()
+            assert engine.begun.wait(20)
+            expect(page.locator(".waiting")).to_contain_text("Step 2")  # the server has begun another answer
+            page.keyboard.press("Escape")
+            expect(page.get_by_text("Stopped.", exact=True)).to_have_count(1)
+            expect(page.locator("li.step")).to_have_count(5)
+            expect(page.locator(".answer .text")).to_have_text("Velm")
+        engine.go.set()
+        page.locator("li.step").last.hover()
+        page.locator("li.step").last.get_by_text("Retry").click()  # of the answer that is shown
+        expect(page.locator(".answer .text")).to_have_text("Velm")
+        expect(page.locator(".answer .note")).to_contain_text("Before the change: Velm")
+        expect(page.locator("li.step")).to_have_count(5)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_placeholder_is_as_readable_as_a_note(browser: "Browser", scheme: str) -> None:
+    color = "([name, part]) => getComputedStyle(document.querySelector(name), part).color"
+    with playing_agent(Oracle()) as server, opened(browser, server.url, color_scheme=scheme) as page:
+        assert page.evaluate(color, ["#question", "::placeholder"]) == page.evaluate(color, [".note", None])
 
 
 def test_a_server_that_shuts_down_in_mid_answer_says_so(browser: "Browser") -> None:

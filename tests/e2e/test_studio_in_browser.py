@@ -170,6 +170,7 @@ def test_trees_appear_as_they_are_grown(browser: "Browser", tmp_path: Path) -> N
         folder = run.begin("explore")
         add_trees(folder, grown_trees(1))
         page.wait_for_selector(".tree .node")
+        assert page.inner_text("#told").startswith("1 tree ")
         add_trees(folder, grown_trees(2, first=1))
         wait_until(page, "document.querySelectorAll('.tree-list li').length === 3")
         assert "more are being grown" in page.inner_text("#told")

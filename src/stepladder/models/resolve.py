@@ -46,6 +46,10 @@ def resolve_model(model: str | Path) -> Path | str:
     if is_gguf_file(path):
         return _unpacked(path)
     name = str(model)
+    if re.match(r"https?://", name):
+        raise StepladderError(
+            f"{name} is a URL, not a model. For a model on a server: --base-url {name} --model NAME, its name there"
+        )
     looks_like_path = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_like_path or name.endswith("/") or path.exists() or path.suffix.lower() == ".gguf":
         found = "is a file" if path.exists() else "does not exist"

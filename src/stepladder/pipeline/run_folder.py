@@ -223,15 +223,20 @@ class RunFolder:
             raise DamagedRecord(f"{path} is not a valid stage record") from error
 
 
-@contextmanager
-def claim(path: Path) -> Iterator[RunFolder]:
-    """Create or open a run folder, locked for this process. A folder with unrelated files is refused."""
+def check_no_other_files(path: Path) -> None:
+    """Raise if the path cannot be a run folder: a file, or a folder with unrelated files."""
     if path.exists() and not path.is_dir():
         raise StepladderError(f"{path} is a file; a run needs a folder")
     if path.is_dir() and not (path / _RUN).is_file() and (others := _others(path, _LOCK)):
         raise StepladderError(
             f"{path} contains other files ({', '.join(others[:3])}) and is not a run; choose another --out"
         )
+
+
+@contextmanager
+def claim(path: Path) -> Iterator[RunFolder]:
+    """Create or open a run folder, locked for this process. A folder with unrelated files is refused."""
+    check_no_other_files(path)
     path.mkdir(parents=True, exist_ok=True)
     _refuse_links(path)
     with _locked(path):

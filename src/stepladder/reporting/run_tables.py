@@ -105,7 +105,8 @@ def print_report(console: Console, report: RunReport) -> None:
         print_scores(console, report)
         for stage in evaluated:
             if failed := stage.summary["failed"]:
-                console.print(f"{stage.name}: {failed:,} episodes failed, counted as wrong", style="red")
+                episodes = "episode" if failed == 1 else "episodes"
+                console.print(f"{stage.name}: {failed:,} {episodes} failed, counted as wrong", style="red")
         for each in differences(report):
             p_value = f"p = {each.comparison.p_value:.4f} (paired)"
             change = f"{each.metric} {signed_text(each.comparison.difference)}, {p_value}"

@@ -179,6 +179,7 @@ def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (str(tmp_path / "repository"), r"has no config.json; it contains GGUF files, so name one .*model\.Q8_0\.gguf"),
         ("nowhere.gguf", "nowhere.gguf does not exist; expected a folder with a model or an adapter, or a GGUF file"),
         (str(tmp_path / "notes.txt"), "is a file; expected a folder"),
+        ("http://localhost:8000/v1", "is a URL, not a model. .* --base-url http://localhost:8000/v1 --model NAME"),
         ("smollm2-135", "Did you mean 'smollm2-135m'"),
     ):
         with pytest.raises(StepladderError, match=message):

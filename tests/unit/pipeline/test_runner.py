@@ -471,6 +471,9 @@ def test_numbers_stay_whole_where_names_are_long_and_episodes_failed(tmp_path: P
     assert "columns omitted: valid, searches" in told.getvalue()
     assert "oracle: 3 episodes failed" in told.getvalue()
     assert "…" not in told.getvalue()
+    one = replace(long[0], summary={**long[0].summary, "failed": 1})
+    print_report(Console(file=told, width=80), replace(report, stages=(one,)))
+    assert "oracle: 1 episode failed" in told.getvalue()
 
 
 @pytest.mark.parametrize(

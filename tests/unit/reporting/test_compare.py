@@ -227,7 +227,7 @@ def test_episodes_that_failed_count_as_wrong_and_are_told(tmp_path: Path) -> Non
     broken = replace(rows([0])[0], stop=StopReason.FAILED)
     found = compared(saved(tmp_path / "a", [broken, *rows([1], first=1)]))
     assert found.arms[0].scores["f1"].mean == 0.5
-    assert "a: 1 episodes failed, counted as wrong" in shown(found)
+    assert "a: 1 episode failed, counted as wrong" in shown(found)
 
 
 # --- seeds and names --------------------------------------------------------------------------------------------

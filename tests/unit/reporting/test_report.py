@@ -427,6 +427,13 @@ def test_scores_of_other_trees_are_not_shown(made: Made, tmp_path: Path) -> None
     assert "PRM" not in made.page()
 
 
+def test_one_episode_that_failed_is_told_as_one(tmp_path: Path) -> None:
+    run = Made(tmp_path / "run")
+    first, *others = [answered(each, "Velm") for each in asked(4)]
+    run.evaluated("after", [replace(first, stop=StopReason.FAILED), *others])
+    assert "after: 1 episode failed, counted as wrong." in Page(run.page()).text
+
+
 def test_before_is_the_first_evaluation_with_a_valid_transcript(made: Made) -> None:
     page = Page(made.page())
     assert "after vs. refined on the same questions" in page.text

@@ -72,6 +72,12 @@ def test_filters(studio: RunningServer, wanted: dict[str, str], count: int) -> N
     assert (found["matching"], len(found["rows"]), found["total"]) == (count, count, 12)
 
 
+def test_the_page_leads_back_to_its_run_and_to_all_runs(studio: RunningServer) -> None:
+    page = studio.client.get("/runs/study/seed0/pairs", headers={"accept": "text/html"}).text
+    assert '<a href="/">Runs</a> / <a href="/runs/study/seed0">study/seed0</a>' in page
+    assert '<a href="/" aria-current="page">Runs</a>' in page
+
+
 def test_one_pair_shows_its_state_both_steps_and_the_judge(studio: RunningServer) -> None:
     found = studio.client.get("/pairs/one.json", params={**RUN, "id": pair_id(PAIRS[1])}).json()
     assert [segment["author"] for segment in found["context"]] == ["prompt", "environment"]

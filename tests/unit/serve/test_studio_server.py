@@ -11,9 +11,11 @@ import httpx2
 import pytest
 
 from stepladder import cli
+from stepladder.core.trace import Node, Tree
 from stepladder.pipeline.run_folder import claim
 from tests.support.http_servers import RunningServer
 from tests.support.made_runs import HOSTILE, MadeRun, add_trees, grown_trees, made_run
+from tests.support.samples import PASSAGES, QUESTION
 from tests.support.studios import running_studio
 
 PAGE = {"accept": "text/html"}
@@ -129,6 +131,25 @@ def test_trees_are_listed_filtered_and_shown(studio: RunningServer) -> None:
     assert 'data-node="1"' in tree
 
 
+def test_one_of_a_thing_is_not_many(tmp_path: Path) -> None:
+    MadeRun(tmp_path / "run").explored([Tree(QUESTION, "prorag", (Node(0, None, None, visits=1),), PASSAGES[:1])])
+    with running_studio(tmp_path) as studio:
+        listed = studio.client.get("/runs/run/trees/list?stage=explore").json()["html"]
+        assert "no answers · 1 node<" in listed
+        tree = studio.client.get(f"/runs/run/trees/tree?stage=explore&id={QUESTION.id}").json()["html"]
+        assert "1 simulation · 1 node ·\nno answers" in tree
+        assert "<summary>1 passage given" in tree
+
+
+def test_a_file_of_trees_that_was_cut_off_says_so(tmp_path: Path) -> None:
+    file = made_run(tmp_path / "run", trees=3).path / "explore" / "trees.jsonl.gz"
+    file.write_bytes(file.read_bytes()[:-10])
+    with running_studio(tmp_path) as studio:
+        listed = studio.client.get("/runs/run/trees/list?stage=explore").json()
+        assert (listed["total"], listed["reading"]) == (2, False)
+        assert "trees.jsonl.gz ends in the middle of a tree" in listed["problem"]
+
+
 def test_the_list_of_trees_is_paged_and_finds_the_page_of_a_tree(tmp_path: Path) -> None:
     made_run(tmp_path / "run", trees=50)
     with running_studio(tmp_path) as studio:
@@ -210,6 +231,7 @@ def test_mistakes_are_pages_for_browsers_and_json_for_everybody_else(studio: Run
     for path, status, problem in (
         ("/runs/one/trees/list?stage=sft", 404, "it has trees of explore"),
         ("/runs/one/trees/list?stage=explore&show=good", 422, "unknown filter"),
+        ("/runs/one/trees?show=good", 422, "unknown filter 'good'"),
         ("/runs/one/trees/tree?stage=explore&id=q99", 404, "there is no tree of the question 'q99'"),
         ("/runs/broken/trees/list?stage=explore", 409, "not YAML"),
         ("/runs/broken/trees", 409, "not YAML"),

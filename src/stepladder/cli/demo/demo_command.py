@@ -32,6 +32,7 @@ from stepladder.pipeline import RunReport, run_recipe
 from stepladder.pipeline.agent_config import users_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import ORACLE, RunContext
+from stepladder.pipeline.run_folder import check_no_other_files
 from stepladder.reporting.report import write_report
 from stepladder.reporting.run_tables import print_report
 from stepladder.train.grpo.config import GRPOConfig
@@ -63,6 +64,7 @@ def demo_command(
     options: UpdateOptions,
 ) -> None:
     """Train a small model to search on this machine: a generated encyclopedia, an oracle, scores after each stage."""
+    check_no_other_files(folder)
     changes = [f"seed={seed}", *(options.overrides or ())]
     chosen = _choose_size(folder, changes) if size == "auto" else size
     recipe = users_recipe(RECIPES[chosen], changes)

@@ -90,7 +90,8 @@ def notes(comparison: RunComparison) -> Iterator[str]:
             if seed.worse:
                 yield f"{where}: {seed.worse.stage} is {seed.worse}"
             if seed.failed:
-                yield f"{where}: {seed.failed:,} episodes failed, counted as wrong"
+                episodes = "episode" if seed.failed == 1 else "episodes"
+                yield f"{where}: {seed.failed:,} {episodes} failed, counted as wrong"
             for stage, problem in seed.problems.items():
                 yield f"{where}: training questions of the stage '{stage}' are unknown: {problem}"
     if comparison.scored < comparison.questions:

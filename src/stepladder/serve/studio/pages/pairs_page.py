@@ -69,7 +69,8 @@ def add_pairs_page(site: Site, runs: RunLibrary) -> None:
         if stage and stage not in stages:
             raise HTTPError(404, f"the run {name} has no finished stage {stage[:80]!r} with pairs")
         chosen = stage or (stages[-1] if stages else "")
-        return site.render("pairs.html", run=name, stages=stages, stage=chosen, folder=str(runs.folder(name)))
+        folder = str(runs.folder(name))
+        return site.render("pairs.html", here="/", run=name, stages=stages, stage=chosen, folder=folder)
 
     @router.get("/pairs/list.json")
     def listed(

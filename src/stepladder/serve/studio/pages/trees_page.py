@@ -45,6 +45,7 @@ def add_trees_page(site: Site, trees: TreeLibrary, seconds: float) -> None:
     @router.get("/runs/{name:path}/trees")
     def trees_page(name: str, stage: str = "", show: str = "all") -> HTMLResponse:
         state, stages = trees.stages(name)
+        shown = _filter(show)
         chosen = stage if stage in stages else stages[-1] if stages else ""
         return site.render(
             "run_trees.html",
@@ -53,7 +54,7 @@ def add_trees_page(site: Site, trees: TreeLibrary, seconds: float) -> None:
             stages=stages,
             stage=chosen,
             filters=FILTERS,
-            show=show,
+            show=shown.value,
             margin=MARGIN,
         )
 

@@ -28,7 +28,7 @@ export class AnswerView {
     this.answerText = null;
     const replaced = this.steps.splice(kept);
     for (const step of replaced) step.item.remove();
-    this.undo = continues ? { kept, replaced, draft, answerText: this.earlier } : null;
+    this.undo = continues ? { kept, replaced, draft, id: this.id, answerText: this.earlier, end: [...this.end.childNodes] } : null;
     if (!continues) {
       this.about.replaceChildren();
       this.given = element("div");
@@ -173,23 +173,30 @@ export class AnswerView {
   }
 
   fail(message) {
-    this.end.replaceChildren(element("p", { class: "notice", role: "alert" }, message));
-    const undone = this.undo;
-    this.undo = null;
-    if (undone) {
-      // Nothing has come of the change: the answer is as it was, and what the user wrote is not lost.
-      this.answerText = undone.answerText;
-      this.steps.push(...undone.replaced);
-      this.list.append(...undone.replaced.map((step) => step.item));
-    }
-    this.offerEdits();
-    if (undone?.draft) this.edit(this.steps[undone.kept], undone.draft);
+    this.endWith(element("p", { class: "notice", role: "alert" }, message));
   }
 
   /** The user has stopped it. */
   stop() {
-    this.end.replaceChildren(element("p", { class: "note" }, "Stopped."));
+    this.endWith(element("p", { class: "note" }, "Stopped."));
+  }
+
+  /** Say how it ended. If nothing has come of a change, the answer is as it was, and what the user wrote is not lost. */
+  endWith(said) {
+    const undone = this.undo;
+    this.undo = null;
+    if (undone) {
+      this.id = undone.id;
+      this.answerText = undone.answerText;
+      this.steps.push(...undone.replaced);
+      this.list.append(...undone.replaced.map((step) => step.item));
+    }
+    said.classList.add("ending");
+    this.end.replaceChildren(...(undone?.end ?? []).filter((each) => !each.classList.contains("ending")));
     this.offerEdits();
+    const editor = undone?.draft ? this.edit(this.steps[undone.kept], undone.draft) : null;
+    if (editor) editor.append(said);
+    else this.end.prepend(said);
   }
 
   /** Steps can be edited once nothing is generated any more. */
@@ -215,8 +222,9 @@ export class AnswerView {
     }
   }
 
+  /** The editor of a step, if it can be edited and is not already. */
   edit(step, draft = null) {
-    if (!step.tools.children.length || step.item.querySelector("form")) return;
+    if (!step.tools.children.length || step.item.querySelector("form")) return null;
     const { data } = step;
     const known = data.kinds.includes(data.action);
     const kind = element("select", { name: "kind" }, data.kinds.map((each) => element("option", { value: each }, KINDS[each])));
@@ -260,6 +268,7 @@ export class AnswerView {
     step.tools.hidden = true;
     step.body.after(form);
     content.focus();
+    return form;
   }
 
   proceed(step, written) {

@@ -1,5 +1,6 @@
 // All search trees of a run: a filtered list, and a viewer that is walked by keyboard. The address names what is shown:
 // ?stage=explore&show=disputed&q=words#tree=QUESTION&node=5
+import { counted } from "/static/elements.js";
 import { listen, parsePart } from "/static/live.js";
 import { prepareTree } from "/static/tree_view.js";
 
@@ -27,7 +28,7 @@ function fail(error) {
 
 function tell({ total, judged, reading, growing, scored_by: scoredBy, problem, counts }) {
   for (const each of document.querySelectorAll("[data-count]")) each.textContent = counts[each.dataset.count].toLocaleString("en");
-  const words = [`${total.toLocaleString("en")} trees`];
+  const words = [counted(total, "tree")];
   if (growing) words.push("more are being grown");
   if (reading) words.push(judged < total ? `looked for disputes in ${judged.toLocaleString("en")} so far` : "reading more");
   if (scoredBy) words.push(`PRM scores of ${scoredBy}`);

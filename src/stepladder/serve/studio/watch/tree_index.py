@@ -74,6 +74,8 @@ class TreeIndex:
         self.judged = 0
         #: What is wrong with the file; empty if nothing is.
         self.problem = ""
+        #: Bytes at the end of the file that hold no whole tree: more of it is still to be written, or never will be.
+        self.leftover = 0
         #: Increased when an entry has changed or is new.
         self.version = 0
         self._positions: dict[str, int] = {}
@@ -115,14 +117,15 @@ class TreeIndex:
             self.version += 1
         if found.st_size == self._size and self._end == self._size:
             return
-        self._size, self.problem = found.st_size, ""
+        self._size, self.problem, self.leftover = found.st_size, "", 0
         for tree, end in new_trees(self.path, self._end):
             self._positions[tree.question.id] = len(self.entries)
             self.entries.append(_entry(tree, slice(self._end, end)))
             self._end = end
             self.version += 1
             if monotonic() > until:
-                break
+                return
+        self.leftover = max(self._size - self._end, 0)
 
     def _judge(self, until: float) -> None:
         while self.judged < len(self.entries) and monotonic() < until:

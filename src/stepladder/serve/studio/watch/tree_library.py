@@ -82,7 +82,8 @@ class TreeLibrary:
         with held.lock:
             _use_scores(held, folder, state, path)
             held.index.update(seconds)
-            yield TreesNow(held.index, held.scored_by, growing, held.index.problem or held.problem)
+            cut = f"{path} ends in the middle of a tree" if held.index.leftover and not growing else ""
+            yield TreesNow(held.index, held.scored_by, growing, held.index.problem or cut or held.problem)
 
 
 def _use_scores(held: _Indexed, folder: Path, state: RunState, trees: Path) -> None:
