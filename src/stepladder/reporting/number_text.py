@@ -17,6 +17,15 @@ def whole(count: int | None) -> str:
     return UNKNOWN if count is None else f"{count:,}"
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "episode"), counted(2000, "episode")
+    ('1 episode', '2,000 episodes')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def brief(count: float | None) -> str:
     """A count, abbreviated.
 

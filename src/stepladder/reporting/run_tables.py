@@ -25,6 +25,7 @@ from stepladder.pipeline.stage_summary import StageSummary, judge_lines
 from stepladder.pipeline.stages import STAGES, get_stage
 from stepladder.preferences.pair_stats import format_counts
 from stepladder.reporting.eval_table import UPPER_BOUND
+from stepladder.reporting.number_text import counted
 
 _METRICS = ("em", "f1")
 
@@ -105,8 +106,7 @@ def print_report(console: Console, report: RunReport) -> None:
         print_scores(console, report)
         for stage in evaluated:
             if failed := stage.summary["failed"]:
-                episodes = "episode" if failed == 1 else "episodes"
-                console.print(f"{stage.name}: {failed:,} {episodes} failed, counted as wrong", style="red")
+                console.print(f"{stage.name}: {counted(failed, 'episode')} failed, counted as wrong", style="red")
         for each in differences(report):
             p_value = f"p = {each.comparison.p_value:.4f} (paired)"
             change = f"{each.metric} {signed_text(each.comparison.difference)}, {p_value}"

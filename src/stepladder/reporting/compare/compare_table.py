@@ -16,7 +16,7 @@ from rich.text import Text
 from stepladder.core.trace_printer import printable
 from stepladder.evaluation.statistics import Interval
 from stepladder.reporting.compare.comparison import ALPHA, Difference, RunComparison
-from stepladder.reporting.number_text import UNKNOWN, brief, decimal
+from stepladder.reporting.number_text import UNKNOWN, brief, counted, decimal
 
 #: Display names of metrics; others are shown as they are.
 _NAMES = {"f1": "F1", "em": "EM"}
@@ -90,8 +90,7 @@ def notes(comparison: RunComparison) -> Iterator[str]:
             if seed.worse:
                 yield f"{where}: {seed.worse.stage} is {seed.worse}"
             if seed.failed:
-                episodes = "episode" if seed.failed == 1 else "episodes"
-                yield f"{where}: {seed.failed:,} {episodes} failed, counted as wrong"
+                yield f"{where}: {counted(seed.failed, 'episode')} failed, counted as wrong"
             for stage, problem in seed.problems.items():
                 yield f"{where}: training questions of the stage '{stage}' are unknown: {problem}"
     if comparison.scored < comparison.questions:
