@@ -99,6 +99,22 @@ def test_a_run_is_begun_if_earlier_ones_say_that_it_fits(tmp_path: Path) -> None
     assert not slot.fits(shared), "its arms would not be finished"
 
 
+def test_a_seed_is_begun_if_its_arms_fit_behind_those_of_other_seeds(tmp_path: Path) -> None:
+    study = small_study(tmp_path)
+    slot = slot_of(study, tmp_path, 2)  # two jobs, two arms
+    slot.took(job(run_folder(tmp_path, 0, SHARED)), 20)
+    for arm in ("short", "long"):
+        slot.took(job(run_folder(tmp_path, 0, arm)), 30)
+    first, second, third = (job(run_folder(tmp_path, seed, SHARED)) for seed in (1, 2, 3))
+    slot.began(first)
+    assert slot.fits(second), "20 s, and two rounds of 30 s"
+    slot.began(second)
+    assert not slot.fits(third), "20 s, and three rounds of 30 s, with a reserve of a tenth"
+    for arm in ("short", "long"):
+        slot.took(job(run_folder(tmp_path, 1, arm)), 30)
+    assert slot.fits(third)
+
+
 def test_finished_runs_tell_how_long_one_takes(tmp_path: Path) -> None:
     study = prepare(find_study("process-only"))
     folder = ROOT / "docs" / "studies" / "process-only"

@@ -121,6 +121,8 @@ def run_jobs(
                 if sum(run.job.group == job.group for run in running) < limits[job.group]:
                     waiting.remove(job)
                     running.append(_start(job, command, environment))
+                    if slot is not None:
+                        slot.began(job)
                     say(console, f"{job.name}: starts, log {job.log}")
             time.sleep(_POLL_INTERVAL)
             for run in [run for run in running if run.process.poll() is not None]:

@@ -1,8 +1,8 @@
 """A slot: the minutes for which a machine is there. What cannot be finished in it is not begun.
 
 In: the minutes, and how long earlier runs of the study took. Out: whether a job still fits. The shared stages of a seed
-are begun only if its arms fit as well: arms of one seed should start from the same weights, and the next slot may be on
-another machine, to which only results are carried.
+are begun only if its arms fit as well, behind those of the seeds that have been begun: arms of one seed should start
+from the same weights, and the next slot may be on another machine, to which only results are carried.
 """
 
 import math
@@ -28,6 +28,8 @@ class Slot:
         self._arms, self._jobs = tuple(study.arms), jobs
         #: Seconds of finished runs by arm.
         self._seconds: dict[str, list[float]] = defaultdict(list)
+        #: Folders of arms to be run of seeds whose shared stages have been begun.
+        self._pending: set[Path] = set()
         reader = RunReader(study, folder)
         for seed in study.seed_list:
             for arm in study.arms:
@@ -40,15 +42,21 @@ class Slot:
         """Seconds."""
         return self.ends - time.monotonic()
 
+    def began(self, job: Job) -> None:
+        """A run has been started."""
+        if job.folder.name == SHARED:
+            self._pending |= {job.folder.with_name(arm) for arm in self._arms}
+
     def took(self, job: Job, seconds: float) -> None:
         """A run has finished."""
         self._seconds[job.folder.name].append(seconds)
+        self._pending.discard(job.folder)
 
     def fits(self, job: Job) -> bool:
         """Whether a job can be finished; of shared stages, whether the arms behind them can be, too."""
         needed = self._expected(job.folder.name)
         if job.folder.name == SHARED:
-            rounds = math.ceil(len(self._arms) / self._jobs)
+            rounds = math.ceil((len(self._pending) + len(self._arms)) / self._jobs)
             needed += rounds * max(map(self._expected, self._arms))
         return needed * _RESERVE <= self.left
 
