@@ -1,79 +1,73 @@
 """Jobs of a study as forks of this process, which has imported everything: a new interpreter takes ten seconds to.
 
-In: what `study_runner` gives to `subprocess.Popen`. Out: an object that it can use in the same way.
+In: what `study_runner` asks of `job_processes`. Out: processes that it can use in the same way.
 """
 
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import IO, Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from stepladder.reporting.studies import study_job, study_runner
+from stepladder.reporting.studies import study_runner
+from stepladder.reporting.studies.job_processes import JobProcess
+from stepladder.reporting.studies.job_server import fork_job
+from stepladder.reporting.studies.study_job import Job
 
 
 class ForkedJob:
-    """The part of `subprocess.Popen` that studies use."""
+    """A `JobProcess` that is a child of this process."""
 
-    def __init__(
-        self, command: Sequence[str], *, stdout: IO[str], stderr: IO[str], env: dict[str, str], **_: Any
-    ) -> None:
-        assert tuple(command) == study_runner.COMMAND
-        self.returncode: int | None = None
-        reads, writes = os.pipe()
-        if (child := os.fork()) == 0:
-            self._work(reads, writes, stdout.fileno(), stderr.fileno(), env)
-        os.close(reads)
-        self.pid, self.stdin = child, os.fdopen(writes, "w")
-
-    @staticmethod
-    def _work(reads: int, writes: int, out: int, err: int, environment: dict[str, str]) -> None:
-        code = 1
-        try:
-            os.setsid()
-            os.close(writes)
-            for number, ours in enumerate((reads, out, err)):
-                os.dup2(ours, number)
-            sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
-            os.environ.clear()
-            os.environ.update(environment)
-            code = study_job.main()
-        except BaseException:  # noqa: BLE001 - this process must not go on as a test
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    def __init__(self, number: int) -> None:
+        self.number, self.status = number, None  # type: int, int | None
 
     def poll(self) -> int | None:
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
+        if self.status is None:
+            ended, status = os.waitpid(self.number, os.WNOHANG)
             if ended:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status
 
-    def wait(self, timeout: float = 60.0) -> int:
-        end = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired("a forked job", timeout)
-            time.sleep(0.02)
-        return code
+    def _send(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.number, number)
+
+    def stop(self) -> None:
+        self._send(signal.SIGINT)
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        self._send(signal.SIGKILL)
+
+
+class Forks:
+    """`JobProcesses` that forks this process."""
+
+    lost = False
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self.lifeline, self.alive = os.pipe()
+
+    def start(self, job: Job) -> JobProcess:
+        before = dict(os.environ)
+        os.environ.update(self.environment)
+        try:
+            return ForkedJob(fork_job(job, self.lifeline, self.alive))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def close(self) -> None:
+        os.close(self.alive)
+        os.close(self.lifeline)
 
 
 @contextmanager
 def forked_jobs() -> Iterator[None]:
     """Studies in this block fork their jobs."""
     with pytest.MonkeyPatch.context() as patch:
-        ours = SimpleNamespace(Popen=ForkedJob, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
-        patch.setattr(study_runner, "subprocess", ours)
+        patch.setattr(study_runner, "job_processes", Forks)
+        patch.setattr(study_runner, "Interpreters", lambda environment, _: Forks(environment))
         yield

@@ -16,13 +16,14 @@ from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.reporting.studies import Study
+from stepladder.reporting.studies.job_processes import COMMAND
 from stepladder.reporting.studies.study_arms import recipe_of
 from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_ledger import _cpu_seconds
 from stepladder.reporting.studies.study_report import PLOT, RESULTS, print_results, write_results
 from stepladder.reporting.studies.study_results import read_results
 from stepladder.reporting.studies.study_run_result import RunReader
-from stepladder.reporting.studies.study_runner import COMMAND, jobs_of, run_jobs, run_study
+from stepladder.reporting.studies.study_runner import jobs_of, run_jobs, run_study
 from stepladder.reporting.studies.study_spec import SHARED, Budget, Estimand
 from tests.support.forked_jobs import forked_jobs
 from tests.support.small_study import small_study

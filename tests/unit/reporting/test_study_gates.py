@@ -137,7 +137,7 @@ def test_a_slot_that_is_too_short_begins_nothing(
 ) -> None:
     shutil.copytree(ROOT / "docs" / "studies" / "process-only", tmp_path / "process-only")
     begun: Callable[..., Any] = lambda *_: pytest.fail("begun")  # noqa: E731
-    monkeypatch.setattr("stepladder.reporting.studies.study_runner._start", begun)
+    monkeypatch.setattr("stepladder.reporting.studies.study_runner.job_processes", begun)
     assert cli.main(["study", "process-only", "--slot", "1", "--keep", "results", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     assert "the slot of 1 minutes has no room: 5 of 5 are left" in " ".join(shown.err.split())

@@ -91,11 +91,10 @@ def _interrupt_at_eof() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def main() -> int:
-    """Run the job from stdin; returns the exit status."""
+def run_until_eof(job: Job) -> int:
+    """Run the job; returns the exit status. It is interrupted when standard input ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     mask_process()  # output goes to a log file, which must not contain keys
-    job = TypeAdapter(Job).validate_json(sys.stdin.readline())
     try:
         threading.Thread(target=_interrupt_at_eof, daemon=True).start()
         with remembered_interrupts():
@@ -111,6 +110,11 @@ def main() -> int:
         print(mask(f"{ERROR}{type(error).__name__}: {error}"), flush=True)
         return 1
     return 0
+
+
+def main() -> int:
+    """Run the job from standard input; returns the exit status."""
+    return run_until_eof(TypeAdapter(Job).validate_json(sys.stdin.readline()))
 
 
 if __name__ == "__main__":

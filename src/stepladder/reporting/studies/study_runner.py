@@ -2,18 +2,15 @@
 
 In: a `Study`, seeds, a folder. Out: ordinary runs in `FOLDER/seed-N/ARM` (readable by `stepladder report`), and
 `FOLDER/seed-N/shared`, from which the arms start. `run_jobs` also runs other commands, such as evaluations, as soon as
-what they need is there. Each job is its own process (study_job.py) with a log file beside its folder. Calling it again
-resumes. A job that fails or is killed does not affect the others.
+what they need is there. Each job is its own process (job_processes.py) with a log file beside its folder. Calling it
+again resumes. A job that fails or is killed does not affect the others.
 """
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +19,14 @@ from rich.console import Console
 
 from stepladder.core.errors import StepladderError
 from stepladder.reporting.run_tables import say
+from stepladder.reporting.studies.job_processes import (
+    COMMAND,
+    Interpreters,
+    JobProcess,
+    JobProcesses,
+    job_processes,
+    wait,
+)
 from stepladder.reporting.studies.study_arms import recipe_of, shared_recipe
 from stepladder.reporting.studies.study_gates import check_gates, expect_passed
 from stepladder.reporting.studies.study_job import ERROR, Job
@@ -31,8 +36,6 @@ from stepladder.reporting.studies.study_spec import SHARED, Study
 
 #: What is kept of a finished run.
 Keep = Literal["runs", "results"]
-#: Command that runs a job. -P: modules in the current folder, which may be downloaded, are not imported.
-COMMAND = (sys.executable, "-P", "-m", "stepladder.reporting.studies.study_job")
 #: Seconds between polls, and until a run that should stop is killed.
 _POLL_INTERVAL, _STOP_TIMEOUT = 0.2, 30.0
 #: Environment variables for the number of threads and the share of GPU memory of a process.
@@ -89,7 +92,7 @@ class _Running:
     """A job with its process."""
 
     job: Job
-    process: "subprocess.Popen[str]"
+    process: JobProcess
     began: float
 
 
@@ -97,14 +100,15 @@ def run_jobs(
     work: Iterable[Job],
     jobs: int | Mapping[str, int],
     console: Console,
-    command: Sequence[str] = COMMAND,
+    command: Sequence[str] | None = None,
     *,
     ended: Callable[[Job], None] | None = None,
     slot: Slot | None = None,
 ) -> None:
     """Run all jobs that are not done, each after its origin, and once the files that it needs exist.
 
-    `jobs`: maximum number of parallel jobs, or of each group of jobs. `ended`: called with each job that succeeds.
+    `jobs`: maximum number of parallel jobs, or of each group of jobs. `command`: what runs a job that it reads from
+    standard input. `ended`: called with each job that succeeds.
     `slot`: when to stop. Raises at the end if any failed.
     """
     waiting = [job for job in work if job.done is None or not job.done.exists()]
@@ -113,6 +117,9 @@ def run_jobs(
     running: list[_Running] = []
     groups = Counter(job.group for job in waiting)
     environment = _environment(sum(min(limits[group], count) for group, count in groups.items()))
+    processes: JobProcesses | None = None
+    if command is not None or total == 1:
+        processes = Interpreters(environment, command or COMMAND)
     try:
         while running or any(_can_start(job, finished, slot) for job in waiting):
             if slot is not None and slot.left <= 0:
@@ -120,18 +127,22 @@ def run_jobs(
             for job in [job for job in waiting if _can_start(job, finished, slot)]:
                 if sum(run.job.group == job.group for run in running) < limits[job.group]:
                     waiting.remove(job)
-                    running.append(_start(job, command, environment))
+                    if processes is None or processes.lost:
+                        processes = job_processes(environment)
+                    job.log.parent.mkdir(parents=True, exist_ok=True)
+                    running.append(_Running(job, processes.start(job), time.monotonic()))
                     if slot is not None:
                         slot.began(job)
                     say(console, f"{job.name}: starts, log {job.log}")
             time.sleep(_POLL_INTERVAL)
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
-                _close_input(run)
+                run.process.stop()
                 state = "done"
-                if run.process.returncode:
-                    state = f"failed: {_reason(run)}"
-                    failures.append(f"{run.job.name}: {_reason(run)}")
+                if status := run.process.poll():
+                    why = _reason(run.job, status)
+                    state = f"failed: {why}"
+                    failures.append(f"{run.job.name}: {why}")
                 else:
                     finished.add(run.job.folder)
                     if slot is not None:
@@ -144,6 +155,8 @@ def run_jobs(
                 say(console, f"{run.job.name}: {state} ({time.monotonic() - run.began:,.0f} s; {count} of {total})")
     finally:
         _stop(running)
+        if processes is not None:
+            processes.close()
     if slot is not None and (running or any(_can_start(job, finished, None) for job in waiting)):
         stopped = f"{len(running)} runs were stopped, " if running else ""
         left = f"{len(running) + len(waiting)} of {total} are left"
@@ -162,53 +175,23 @@ def _can_start(job: Job, finished: Container[Path], slot: Slot | None) -> bool:
     return (job.origin is None or job.origin in finished) and all(path.exists() for path in job.needs)
 
 
-def _start(job: Job, command: Sequence[str], environment: dict[str, str]) -> _Running:
-    """Start a run in its own session, so that Ctrl-C reaches only this process, which then stops the runs."""
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("a", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it exited before reading; the exit status is checked later
-        process.stdin.write(job.to_json())
-        process.stdin.flush()
-    return _Running(job, process, time.monotonic())
-
-
-def _close_input(run: _Running) -> None:
-    """Signals a run to stop."""
-    assert run.process.stdin is not None
-    with suppress(BrokenPipeError):  # it has exited
-        run.process.stdin.close()
-
-
 def _stop(running: Sequence[_Running]) -> None:
     """Stop the runs cleanly; kill those that do not stop in time."""
     for run in running:
-        _close_input(run)
+        run.process.stop()
     end = time.monotonic() + _STOP_TIMEOUT
     for run in running:
-        try:
-            run.process.wait(max(end - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
+        if not wait(run.process, max(end - time.monotonic(), 0.1)):
             run.process.kill()
-            run.process.wait()
+            wait(run.process, _STOP_TIMEOUT)
 
 
-def _reason(run: _Running) -> str:
-    code = run.process.returncode
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name} (out of memory? try fewer --jobs)"
-    lines = run.job.log.read_text(encoding="utf-8", errors="replace").splitlines()
+def _reason(job: Job, status: int) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name} (out of memory? try fewer --jobs)"
+    lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()
     error = next((line for line in reversed(lines) if line.startswith(ERROR)), None)
-    return error.removeprefix(ERROR) if error is not None else f"exit status {code}"
+    return error.removeprefix(ERROR) if error is not None else f"exit status {status}"
 
 
 def _environment(jobs: int) -> dict[str, str]:
