@@ -72,13 +72,14 @@ def test_ask_says_where_the_question_and_the_texts_are_not_of_one_world(
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "Rome.txt").write_text("Rome is a city in Italy.")
     run(capsys, "index", "build", str(tmp_path / "texts"), "--out", str(tmp_path / "index"))
-    brief = ["--model", "tiny", "--agent", "rag", "--max-tokens", "2"]
-    for given, told in (
-        (["Where is Rome?"], "Searching Atlas"),
-        (["Where is Rome?", "--index", str(tmp_path / "index")], ""),
-        ([], ""),
+    brief = ["--model", "tiny", "--max-tokens", "2", "--agent"]
+    for given, agent, told in (
+        (["Where is Rome?"], "rag", "Searching Atlas"),
+        (["Where is Rome?"], "direct", ""),  # which does not search
+        (["Where is Rome?", "--index", str(tmp_path / "index")], "rag", ""),
+        ([], "rag", ""),
     ):
-        code, _, noted = run(capsys, "ask", *given, *brief)
+        code, _, noted = run(capsys, "ask", *given, *brief, agent)
         assert code == 0
         assert told in noted
         assert bool(told) == ("Atlas" in noted)

@@ -80,7 +80,7 @@ def ask_command(
         raise StepladderError("--guide gold can only judge questions of the data set, and this is not one of them")
     printer = TracePrinter(ERR if as_json else OUT)
     printer.question(chosen)
-    if run is None and options.data is None:
+    if run is None and options.data is None and setup.context.agent.searches:
         _note_mixed_sources(own_question=not chosen.answers, own_corpus=index is not None)
 
     def job() -> Algorithm[Trajectory]:

@@ -127,8 +127,10 @@ def run_jobs(
             for job in [job for job in waiting if _can_start(job, finished, slot)]:
                 if sum(run.job.group == job.group for run in running) < limits[job.group]:
                     waiting.remove(job)
-                    if processes is None or processes.lost:
-                        processes = job_processes(environment)
+                    if processes is not None and processes.lost:
+                        processes.close()
+                        processes = None
+                    processes = processes or job_processes(environment)
                     job.log.parent.mkdir(parents=True, exist_ok=True)
                     running.append(_Running(job, processes.start(job), time.monotonic()))
                     if slot is not None:
