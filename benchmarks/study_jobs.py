@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from stepladder.pipeline.recipe import Recipe
-from stepladder.reporting.studies.job_processes import COMMAND
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.job_processes import COMMAND
+from stepladder.reporting.studies.jobs.study_job import Job
 from stepladder.reporting.studies.study_runner import run_jobs
 
 RECIPE = {

@@ -3,7 +3,7 @@
     python examples/sample_data.py try
 
 Writes `try/texts`, 600 articles of a generated encyclopedia (one `.txt` file each; articles about albums, paintings and
-ships are sections of three `.md` files), and `try/questions.csv` with 480 rows of `question` and `answer`, without
+ships are sections of three `.md` files), and `try/questions.csv` with 1,000 rows of `question` and `answer`, without
 decompositions. A question needs one to three searches. Most articles are distractors.
 """
 
@@ -18,7 +18,7 @@ from stepladder.data.atlas.articles import Library, write_library
 from stepladder.data.atlas.questions import write_questions
 from stepladder.data.atlas.world import World
 
-ARTICLES, QUESTIONS, SEARCHES = 600, 480, 3
+ARTICLES, QUESTIONS, SEARCHES = 600, 1000, 3
 #: Kinds of articles that share one Markdown file; every other article is a text file.
 IN_SECTIONS = {"album": "albums", "painting": "paintings", "ship": "ships"}
 

@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.study_job import Job
 from stepladder.reporting.studies.study_runner import run_jobs
 
 AGENTS = (

@@ -42,7 +42,7 @@ from stepladder.core.trace import StopReason
 from stepladder.evaluation.evaluator import load_scores
 from stepladder.evaluation.statistics import mean_interval, paired_difference
 from stepladder.pipeline.recipe import load_recipe
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.study_job import Job
 from stepladder.reporting.studies.study_runner import run_jobs
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     monkeypatch.chdir(folder)
-    return load_recipe("your-data", ["policy=nano"])
+    return load_recipe("your-data-nano")
 
 
 def test_the_sample_has_the_files_that_the_page_names(folder: Path) -> None:
@@ -72,7 +72,7 @@ def test_the_recipe_works_in_such_a_folder_without_any_path(recipe: Recipe, fold
     context = RunContext(recipe.shared)
     held = recipe.shared.data.holdout
     assert {split: len(context.split(split)) for split in ("train", "dev", "test")} == {
-        "train": 480 - 2 * held,
+        "train": 1000 - 2 * held,
         "dev": held,
         "test": held,
     }
@@ -80,7 +80,9 @@ def test_the_recipe_works_in_such_a_folder_without_any_path(recipe: Recipe, fold
     assert load_recipe("your-data").shared.policy == "smollm2-135m"
 
 
-def test_the_recipe_needs_nothing_but_answers(recipe: Recipe) -> None:
+@pytest.mark.parametrize("name", ["your-data-nano", "your-data"])
+def test_the_recipe_needs_nothing_but_answers(name: str, recipe: Recipe) -> None:
+    recipe = load_recipe(name)
     stages = {stage.name: stage.plain() for stage in recipe.stages}
     assert stages["sft"]["source"] == "mined"
     assert stages["rft"]["threshold"] is None

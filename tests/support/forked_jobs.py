@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from stepladder.reporting.studies import study_runner
-from stepladder.reporting.studies.job_processes import JobProcess
-from stepladder.reporting.studies.job_server import fork_job
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.job_processes import JobProcess
+from stepladder.reporting.studies.jobs.job_server import fork_job
+from stepladder.reporting.studies.jobs.study_job import Job
 
 
 class ForkedJob:

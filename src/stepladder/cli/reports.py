@@ -26,8 +26,8 @@ from stepladder.reporting.compare import compare_arms, comparison_json, group_by
 from stepladder.reporting.compare.compare_table import print_comparison
 from stepladder.reporting.report import write_report
 from stepladder.reporting.studies import built_in_studies, find_study
+from stepladder.reporting.studies.jobs.study_job import Job
 from stepladder.reporting.studies.study_arms import prepare
-from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_json import plain_results
 from stepladder.reporting.studies.study_power import plan_power, print_power
 from stepladder.reporting.studies.study_registration import register, registered

@@ -25,8 +25,8 @@ from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
-from stepladder.reporting.studies.job_processes import COMMAND
-from stepladder.reporting.studies.study_job import Job, run_job
+from stepladder.reporting.studies.jobs.job_processes import COMMAND
+from stepladder.reporting.studies.jobs.study_job import Job, run_job
 from tests.support import ROOT
 from tests.support.prm_training import pair
 from tests.support.samples import QUESTION

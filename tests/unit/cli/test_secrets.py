@@ -26,7 +26,7 @@ from stepladder.engines.openai.openai_engine import OpenAIEngine
 from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.study_job import Job
 from stepladder.retrieval.remote.client import RemoteRetriever
 
 USER, PASSWORD, KEY = "ann-quokka", "pa55-Zebra", "sk-0123456789abcdefghijkl"

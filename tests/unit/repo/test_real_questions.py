@@ -13,7 +13,7 @@ import pytest
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.trace import StopReason
 from stepladder.pipeline.recipe import Recipe
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.study_job import Job
 from tests.support import ROOT
 
 sys.path.append(str(ROOT / "experiments"))

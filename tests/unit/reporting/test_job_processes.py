@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from stepladder.reporting.studies import job_processes
-from stepladder.reporting.studies.job_processes import ForkServer, Interpreters, wait
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs import job_processes
+from stepladder.reporting.studies.jobs.job_processes import ForkServer, Interpreters, wait
+from stepladder.reporting.studies.jobs.study_job import Job
 from tests.support import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux alone")
@@ -100,8 +100,8 @@ def test_forks_stop_when_the_study_is_killed(tmp_path: Path) -> None:
     study = f"""
 import os, time
 from pathlib import Path
-from stepladder.reporting.studies.job_processes import ForkServer
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.job_processes import ForkServer
+from stepladder.reporting.studies.jobs.study_job import Job
 server = ForkServer(dict(os.environ), modules=())
 server.start(Job({{}}, Path({str(job.folder)!r}), arguments={job.arguments!r}))
 time.sleep(600)

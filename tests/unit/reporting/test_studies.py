@@ -16,9 +16,9 @@ from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.reporting.studies import Study
-from stepladder.reporting.studies.job_processes import COMMAND
+from stepladder.reporting.studies.jobs.job_processes import COMMAND
+from stepladder.reporting.studies.jobs.study_job import Job
 from stepladder.reporting.studies.study_arms import recipe_of
-from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_ledger import _cpu_seconds
 from stepladder.reporting.studies.study_report import PLOT, RESULTS, print_results, write_results
 from stepladder.reporting.studies.study_results import read_results

@@ -14,9 +14,9 @@ from rich.console import Console
 from stepladder import cli
 from stepladder.core.errors import StepladderError
 from stepladder.reporting.studies import Study, find_study
+from stepladder.reporting.studies.jobs.study_job import Job
 from stepladder.reporting.studies.study_arms import prepare
 from stepladder.reporting.studies.study_gates import FILE
-from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_registration import definition, hash_of, read_registration
 from stepladder.reporting.studies.study_run_result import run_folder
 from stepladder.reporting.studies.study_runner import run_jobs, run_study

@@ -4,9 +4,7 @@ study_spec.py          the definition of a study, and where the built-in ones ar
 study_arms.py          the arms as recipes: what they share, and whether they fit the study
 study_registration.py  what was written down before the first run
 study_runner.py        runs a study or other commands, several jobs in parallel; resumes what was interrupted
-job_processes.py       the processes of jobs: forks of a server, or one interpreter each
-job_server.py          the process whose forks are the jobs
-study_job.py           one job in its own process
+jobs/                  the jobs in processes of their own
 study_run_result.py    the number of one run and what it consumed, which may be kept without the run
 study_results.py       a number per arm and seed, and paired differences
 study_ledger.py        labels, judge calls, tokens and seconds of each arm

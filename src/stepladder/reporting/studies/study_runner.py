@@ -19,7 +19,7 @@ from rich.console import Console
 
 from stepladder.core.errors import StepladderError
 from stepladder.reporting.run_tables import say
-from stepladder.reporting.studies.job_processes import (
+from stepladder.reporting.studies.jobs.job_processes import (
     COMMAND,
     Interpreters,
     JobProcess,
@@ -27,9 +27,9 @@ from stepladder.reporting.studies.job_processes import (
     job_processes,
     wait,
 )
+from stepladder.reporting.studies.jobs.study_job import ERROR, Job
 from stepladder.reporting.studies.study_arms import recipe_of, shared_recipe
 from stepladder.reporting.studies.study_gates import check_gates, expect_passed
-from stepladder.reporting.studies.study_job import ERROR, Job
 from stepladder.reporting.studies.study_run_result import RunReader, result_file, run_folder
 from stepladder.reporting.studies.study_slot import Slot
 from stepladder.reporting.studies.study_spec import SHARED, Study

@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.study_job import Job
 from stepladder.reporting.studies.study_run_result import RunReader
 from stepladder.reporting.studies.study_spec import SHARED, Study
 

@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs.study_job import Job
 
 #: Commands of one job in its own interpreter, and of the fork server. -P: modules in the current folder, which may be
 #: downloaded, are not imported.
-COMMAND = (sys.executable, "-P", "-m", "stepladder.reporting.studies.study_job")
-SERVER = (sys.executable, "-P", "-m", "stepladder.reporting.studies.job_server")
+COMMAND = (sys.executable, "-P", "-m", "stepladder.reporting.studies.jobs.study_job")
+SERVER = (sys.executable, "-P", "-m", "stepladder.reporting.studies.jobs.job_server")
 #: What jobs import: all trainers, with torch, transformers, peft and trl.
 _TRAINERS = ("dpo.trl_trainer", "grpo.trainer", "prm.trainer", "rft.trainer", "sft.trainer")
 MODULES = tuple(f"stepladder.train.{name}" for name in _TRAINERS)

@@ -1,7 +1,7 @@
 """One job of a study in its own process: a run of a recipe, or another Stepladder command.
 
-`python -m stepladder.reporting.studies.study_job` reads a `Job` as JSON from standard input, which stays open while the
-study runs. When it closes for any reason, the job is interrupted cleanly: no job outlives its study.
+`python -m stepladder.reporting.studies.jobs.study_job` reads a `Job` as JSON from standard input, which stays open
+while the study runs. When it closes for any reason, the job is interrupted cleanly: no job outlives its study.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The process whose forks are the jobs of a study: it imports what jobs import, once.
 
-`python -m stepladder.reporting.studies.job_server FD MODULE ...`, where FD is a socket: JSON lines in and out.
+`python -m stepladder.reporting.studies.jobs.job_server FD MODULE ...`, where FD is a socket: JSON lines in and out.
 
 In: `{"start": number, "job": {...}}`, `{"signal": signal, "number": number}`. Out: `{"forks": bool}` when it is ready,
 `{"ended": number, "status": exit status}`. When the socket is closed, for any reason, it stops its jobs and ends; when
@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter
 
-from stepladder.reporting.studies import study_job
-from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.jobs import study_job
+from stepladder.reporting.studies.jobs.study_job import Job
 
 #: Seconds between two looks at the jobs, and until those that should stop are killed.
 _INTERVAL, _STOP_TIMEOUT = 0.05, 30.0
