@@ -113,6 +113,16 @@ def test_a_seed_is_begun_if_its_arms_fit_behind_those_of_other_seeds(tmp_path: P
     for arm in ("short", "long"):
         slot.took(job(run_folder(tmp_path, 1, arm)), 30)
     assert slot.fits(third)
+    slot.began(third)
+    fourth, fifth = (job(run_folder(tmp_path, seed, SHARED)) for seed in (4, 5))
+    assert not slot.fits(fourth)
+    slot.failed(third)
+    assert slot.fits(fourth), "arms of a seed whose shared stages failed are not waited for"
+    slot.failed(job(run_folder(tmp_path, 2, "short")))
+    (tmp_path / "seed-4").mkdir()
+    (tmp_path / "seed-4" / "short.json").touch()
+    slot.began(fourth)
+    assert slot.fits(fifth), "a kept result is not waited for: two arms are left, one of each seed"
 
 
 def test_finished_runs_tell_how_long_one_takes(tmp_path: Path) -> None:

@@ -145,6 +145,8 @@ def run_jobs(
                     why = _reason(run.job, status)
                     state = f"failed: {why}"
                     failures.append(f"{run.job.name}: {why}")
+                    if slot is not None:
+                        slot.failed(run.job)
                 else:
                     finished.add(run.job.folder)
                     if slot is not None:

@@ -45,7 +45,14 @@ class Slot:
     def began(self, job: Job) -> None:
         """A run has been started."""
         if job.folder.name == SHARED:
-            self._pending |= {job.folder.with_name(arm) for arm in self._arms}
+            arms = {job.folder.with_name(arm) for arm in self._arms}
+            self._pending |= {arm for arm in arms if not arm.with_name(f"{arm.name}.json").exists()}
+
+    def failed(self, job: Job) -> None:
+        """A run has failed: of shared stages, its arms will not be run."""
+        if job.folder.name == SHARED:
+            self._pending -= {job.folder.with_name(arm) for arm in self._arms}
+        self._pending.discard(job.folder)
 
     def took(self, job: Job, seconds: float) -> None:
         """A run has finished."""

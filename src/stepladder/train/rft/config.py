@@ -11,7 +11,7 @@ from stepladder.train.loop.config import TranscriptTrainingConfig
 class RFTConfig(TranscriptTrainingConfig):
     """Which questions are sampled, and which samples are kept. The examples of an update are transcripts."""
 
-    #: Below those of sft: a small policy that continues from sft at 5e-4 became worse on texts of its users.
+    #: Below those of sft: a small policy that continues from sft at 5e-4 became worse on a user's own texts.
     auto_rates = (2e-4, 1e-4, 2e-5)
 
     #: Questions to sample, and episodes per question.
